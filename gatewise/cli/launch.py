@@ -168,22 +168,48 @@ def _opened(request: _Request, processes: Processes) -> Iterator[tuple[RunFolder
 
     Yields None if they are refused: the first process has printed the error, and all processes exit without another.
     """
-    held = contextlib.ExitStack()
-    folder = recipe = None
     # The agents of several machines count differently: see `gatewise.training.attempt`.
     restarted = processes.any(_of_torchrun("RESTART_COUNT") > 0)
-    if processes.first:
-        try:
-            with naming(_names_in(request.task)), contextlib.ExitStack() as opening:
-                folder, recipe = _claimed(request, opening, alone=processes.count == 1, restarted=restarted)
-                held = opening.pop_all()
-        except GatewiseError as error:
-            print_error(
-                str(error)
-            )  # before the others exit, because a launcher ends all processes after the first exit
-    with held:
-        path, recipe = processes.broadcast((folder and str(folder.path), recipe))
-        yield (folder or RunFolder(path), recipe) if path and _is_shared(Path(path), processes) else None
+    with contextlib.ExitStack() as held:
+        found = _in_the_first(lambda opening: _locked(request, opening, restarted), request, processes, held)
+        sent = processes.broadcast(found and (str(found[0].path), found[1]))
+        if sent is None:
+            yield None
+            return
+        folder, recipe = found or (RunFolder(sent[0]), sent[1])
+        alone = processes.count == 1
+        # This is checked before the files of an earlier run are moved, because they are deleted when a run ends without
+        # an error.
+        accepted = _is_shared(folder.path, processes) and processes.broadcast(
+            _in_the_first(lambda opening: _claim(request, folder, opening, alone), request, processes, held)
+        )
+        yield (folder, recipe) if accepted else None
+
+
+def _in_the_first(
+    action: Callable[[contextlib.ExitStack], Any], request: _Request, processes: Processes, held: contextlib.ExitStack
+) -> Any:
+    """Call a function in the first process only.
+
+    Args:
+        action: The function; it enters contexts that end with the run, or at once if it raises an error.
+        request: The arguments of `launch`.
+        processes: The processes.
+        held: The contexts that end with the run, to which those of the function are added.
+
+    Returns:
+        What the function returned; None in the other processes, and after an error of gatewise, which is printed.
+    """
+    if not processes.first:
+        return None
+    try:
+        with naming(_names_in(request.task)), contextlib.ExitStack() as opening:
+            result = action(opening)
+            held.enter_context(opening.pop_all())
+            return result
+    except GatewiseError as error:
+        print_error(str(error))  # before the others exit, because a launcher ends all processes after the first exit
+        return None
 
 
 def _is_shared(folder: Path, processes: Processes) -> bool:
@@ -204,26 +230,29 @@ def _is_shared(folder: Path, processes: Processes) -> bool:
     return not without
 
 
-def _claimed(request: _Request, held: contextlib.ExitStack, *, alone: bool, restarted: bool) -> tuple[RunFolder, Any]:
-    """Return the folder, locked and ready for writing, and the recipe.
+def _locked(request: _Request, held: contextlib.ExitStack, restarted: bool) -> tuple[RunFolder, Any]:
+    """Return the folder, locked, and the recipe; the new run changes no file yet.
 
     Args:
         request: The arguments of `launch`.
         held: The contexts that end with the run.
-        alone: Whether there is only one process.
         restarted: Whether torchrun started these processes again, so that a run in the folder is theirs.
     """
     if _of_torchrun("MAX_RESTARTS"):
         _check_can_restart(request)
     folder = _locked_folder(request, held)
     folder.recover()
-    recipe = _recipe_to_run(request, folder, restarted=restarted)
+    return folder, _recipe_to_run(request, folder, restarted=restarted)
+
+
+def _claim(request: _Request, folder: RunFolder, held: contextlib.ExitStack, alone: bool) -> bool:
+    """Make a locked folder ready for writing, and return True; `alone` tells that there is only one process."""
     if request.overwrite:
         held.enter_context(folder.replaced())
     if not folder.exists() and alone:  # if another process fails, the errors of this one do not say why
         held.enter_context(_begun_or_discarded(folder))
     folder.manifest.claim(getattr(folder, name) for name in (*_FILES, *request.task.files))
-    return folder, recipe
+    return True
 
 
 def _of_torchrun(name: str) -> int:

@@ -153,7 +153,7 @@ def rows_read(loss: torch.Tensor, tables: Iterable[torch.Tensor]) -> list[torch.
             if parent is not None and parent.name() == _LEAF:
                 index = wanted.get(id(parent.variable))
                 if index is not None and node.name() == _LOOK_UP:
-                    lookups[index].append(node._saved_indices.flatten())
+                    lookups[index].append(node._saved_indices.flatten().long())
                 elif index is not None:
                     used_otherwise.add(index)
             elif parent is not None and parent not in seen:

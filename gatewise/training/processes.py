@@ -43,11 +43,16 @@ class Processes:
 
     @property
     def launcher(self) -> str:
-        """The beginning of a command line that starts as many processes; empty for one process."""
+        """The beginning of a command line that starts as many processes; empty for one process.
+
+        The options for several machines are a placeholder: they name the rendezvous, and each machine may have its own
+        number of processes, which torchrun does not tell the processes of the others.
+        """
         if self.count == 1:
             return ""
-        machines = f"--nnodes {self.machines} " if self.machines > 1 else ""
-        return f"torchrun {machines}--nproc-per-node {self.count // self.machines} -m "
+        if self.machines > 1:
+            return "torchrun <the same options on each machine as before> -m "
+        return f"torchrun --nproc-per-node {self.count} -m "
 
     @torch.no_grad()
     def broadcast_tensors(self, tensors: Iterable[torch.Tensor]) -> None:

@@ -121,8 +121,8 @@ def restore(
             )
     if facts["processes"] != processes.count:
         raise CheckpointError(
-            f"the checkpoint was made by {facts['processes']} processes, here are {processes.count}. "
-            f"Resume with: torchrun --nproc-per-node {facts['processes']}"
+            f"the checkpoint was made by {facts['processes']} processes in total, here are {processes.count}. "
+            f"Resume with as many; on one machine: torchrun --nproc-per-node {facts['processes']}"
         )
     try:
         load_weights(run.model, {name: tensors[f"model.{name}"] for name in weights_of(run.model)})

@@ -109,6 +109,17 @@ def test_an_error_before_training_leaves_the_run_that_was_to_be_replaced(gatewis
     assert content("run") == before
 
 
+def test_several_processes_leave_the_run_beside_a_file_that_the_new_run_would_write(gatewise, small, tmp_path):
+    assert gatewise("train", "lm", *small, "--epochs", 1, "--output", tmp_path / "run").status == 0
+    (tmp_path / "run" / "confusion.png").write_text("my picture, which a classifier would replace")
+    before = content(tmp_path / "run")
+    first, second = together(["train", "classify", "--output", tmp_path / "run", "--overwrite"], tmp_path)
+    assert (first.status, second.status) == (1, 1)
+    assert "a run's files that gatewise did not write: confusion.png" in " ".join(first.err.split())
+    assert second.err.strip() == ""
+    assert content(tmp_path / "run") == before
+
+
 @pytest.mark.parametrize("option", [[], ["--resume"]])
 def test_a_model_whose_checkpoint_was_deleted_is_replaced_on_request_only(gatewise, small, option):
     folder = RunFolder("old")

@@ -17,6 +17,7 @@ import torch
 
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import MODEL
+from gatewise.training.processes import Processes
 from tests.programs import Program, free_port, of_several
 
 AGENT = [sys.executable, "-m", "torch.distributed.run"]
@@ -149,28 +150,39 @@ def test_when_a_machine_is_gone_the_other_ends(tmp_path, text, which):
     assert not folder.result.exists()
 
 
-def test_a_folder_that_only_one_machine_has_is_refused(tmp_path, text):
+@pytest.mark.parametrize("option", [[], ["--overwrite"]], ids=["new run", "--overwrite"])
+def test_a_folder_that_only_one_machine_has_is_refused(tmp_path, text, option):
     """Two processes with folders of their own and the same relative path, as on machines without a shared disk."""
+    machines = [tmp_path / str(rank) for rank in range(2)]
+    for machine in machines:
+        machine.mkdir()
+    words = [*TRAIN[2:], "--text", text, "--output", "run", "--epochs", "1"]
+    if option:
+        assert Program(words, machines[0], threads=1).ended().status == 0
+    earlier = files_in(machines[0] / "run")
+    assert bool(earlier) == bool(option)
     port = free_port()
     programs = []
-    for rank in range(2):
-        folder = tmp_path / str(rank)
-        folder.mkdir()
+    for rank, machine in enumerate(machines):
         environment = of_several(rank, 2, port) | {"GROUP_WORLD_SIZE": "2"}
-        words = [*TRAIN[2:], "--text", text, "--output", "run", "--epochs", "1"]
-        programs.append(Program(words, folder, environment, 1))
+        programs.append(Program([*words, *option, "--seed", "5"], machine, environment, 1))
     first, second = (program.ended() for program in programs)
     assert (first.status, second.status) == (1, 1)
     assert "must be a folder on a file system that all machines share, got" in " ".join(first.err.split())
     assert "which process 1 does not have" in " ".join(first.err.split())
     assert second.err.strip() == ""
     assert not [path for path in tmp_path.rglob("*") if "shared" in path.name]
+    assert files_in(machines[0] / "run") == earlier
+    assert not files_in(machines[1] / "run")
 
 
-def test_the_command_that_resumes_names_the_machines():
-    from gatewise.training.processes import Processes
+def files_in(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
+
+def test_the_command_that_resumes_is_complete_for_one_machine_only():
     cpu = torch.device("cpu")
     assert Processes(0, 1, cpu).launcher == ""
     assert Processes(0, 4, cpu).launcher == "torchrun --nproc-per-node 4 -m "
-    assert Processes(0, 4, cpu, 2).launcher == "torchrun --nnodes 2 --nproc-per-node 2 -m "
+    # Three processes on two machines, say two and one.
+    assert Processes(0, 3, cpu, 2).launcher == "torchrun <the same options on each machine as before> -m "

@@ -95,12 +95,12 @@ def trained(processes: Processes, lengths, recorded=False, tied=False, **options
     return losses, [each.detach().numpy() for each in weights], (sent.reduced, sent.gathered)
 
 
-def averaged(processes: Processes, values, rows, bfloat16=False):
+def averaged(processes: Processes, values, rows, bfloat16=False, dtypes=(torch.int64,)):
     """Average the gradient of an embedding whose rows are given; return it, and that without exchange of rows."""
     found = []
     for by_rows in (True, False):
         table = nn.Embedding(WORDS, SIZE)
-        own = torch.tensor(rows[processes.rank], dtype=torch.long)
+        own = torch.tensor(rows[processes.rank], dtype=dtypes[processes.rank % len(dtypes)])
         factors = torch.from_numpy(values)[processes.rank, : len(own)]
         loss = (table(own) * factors).sum()
         sender = GradientExchange(processes, table, bfloat16=bfloat16, rows=by_rows)
@@ -178,6 +178,8 @@ def found(request, tmp_path_factory):
     jobs["averaged nan"] = (averaged, {"values": WITH_NAN, "rows": ROWS})
     jobs["averaged bfloat16"] = (averaged, {"values": VALUES, "rows": ROWS, "bfloat16": True})
     jobs["averaged empty"] = (averaged, {"values": VALUES, "rows": EMPTY})
+    jobs["averaged int32"] = (averaged, {"values": VALUES, "rows": ROWS, "dtypes": (torch.int32,)})
+    jobs["averaged both types"] = (averaged, {"values": VALUES, "rows": ROWS, "dtypes": (torch.int32, torch.int64)})
     jobs["averaged nothing"] = (averaged, {"values": VALUES, "rows": [[], [], []]})
     jobs["compressed"] = (compressed, {})
     jobs["one table"] = (one_table, {})
@@ -185,6 +187,8 @@ def found(request, tmp_path_factory):
     return request.param, together(tmp_path_factory.mktemp("results"), jobs, count=request.param)
 
 
+AVERAGED = ["averaged", "averaged int32", "averaged both types"]
+AVERAGED += ["averaged nan", "averaged empty", "averaged nothing"]
 KINDS = ["plain", "rows", "replayed", "bfloat16", "both", "tied", "long"]
 
 
@@ -250,7 +254,7 @@ def test_what_one_process_sends_as_a_whole_all_do(found):
             np.testing.assert_array_equal(one, another)
 
 
-@pytest.mark.parametrize("kind", ["averaged", "averaged nan", "averaged empty", "averaged nothing"])
+@pytest.mark.parametrize("kind", AVERAGED)
 def test_the_mean_of_rows_is_the_mean_of_the_matrix(found, kind):
     count, results = found
     for by_rows, whole in results[kind]:

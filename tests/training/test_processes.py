@@ -130,9 +130,8 @@ def test_an_interruption_in_any_process_stops_all_and_the_rest_follows_in_the_sa
     assert [(each["step"], each["interrupted"]) for each in found[f"{kind} stopped"]] == [(25, True), (25, True)]
     assert files_of(folder / f"{kind} whole") == files_of(folder / f"{kind} parts")
     assert files_of(folder / "launched whole") == files_of(folder / f"{kind} whole")
-    with pytest.raises(
-        CheckpointError, match=r"made by 2 processes, here are 1. Resume with: torchrun --nproc-per-node 2"
-    ):
+    remedy = "Resume with as many; on one machine: torchrun --nproc-per-node 2"
+    with pytest.raises(CheckpointError, match=f"made by 2 processes in total, here are 1. {remedy}"):
         train(folder / f"{kind} parts", echo_model(dropout=0.3))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gatewise.benchmarks.drawing import INK, inked, save
 from gatewise.benchmarks.record import Record
-from gatewise.benchmarks.scale.report import rows, speed_up
+from gatewise.benchmarks.scale.report import Sizes, rows, speed_up
 from gatewise.contract.errors import ArgumentError, sentence
 
 _COLOURS = ("#8b949e", "#d9730d", "#2f81f7", "#12956b", "#a05fd0", "#c2477f", "#b8860b")
@@ -30,20 +30,20 @@ def draw(records: Sequence[Record], prefix: Path) -> list[Path]:
     lines = drawable(records)
     if not lines:
         raise ArgumentError(sentence("--plot", "drawn from a row with one process and several", "none"))
-    batches = list(dict.fromkeys(batch for batch, _ in lines))
+    tables = list(dict.fromkeys(sizes for sizes, _ in lines))
     ways = list(dict.fromkeys(way for _, way in lines))
     most = max(count for points in lines.values() for count in points)
     with inked():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(3.6 * len(batches), 3.6), layout="constrained")
-        for axes, batch in zip(figure.subplots(1, len(batches), squeeze=False)[0], batches, strict=True):
+        figure = Figure(figsize=(3.6 * len(tables), 3.6), layout="constrained")
+        for axes, sizes in zip(figure.subplots(1, len(tables), squeeze=False)[0], tables, strict=True):
             axes.plot([1, most], [1, most], color=INK, linewidth=0.8, linestyle="--")
             for way, colour in zip(ways, _COLOURS * len(ways), strict=False):
-                if points := lines.get((batch, way)):
-                    label = way if batch == batches[0] else None
+                if points := lines.get((sizes, way)):
+                    label = way if sizes == tables[0] else None
                     axes.plot([*points], [*points.values()], color=colour, marker="o", markersize=3, label=label)
-            axes.set_title(batch, fontsize="small")
+            axes.set_title(sizes.title.replace("), ", "),\n"), fontsize="small")
             axes.set_xlabel("processes", fontsize="small")
             axes.set_ylabel("times as fast as one", fontsize="small")
             axes.set_xticks(sorted({count for points in lines.values() for count in points}))
@@ -55,11 +55,11 @@ def draw(records: Sequence[Record], prefix: Path) -> list[Path]:
         return save(figure, prefix)
 
 
-def drawable(records: Sequence[Record]) -> dict[tuple[str, str], dict[int, float]]:
-    """Return speeds over that of one process by batch and way, of the rows that `draw` would plot."""
+def drawable(records: Sequence[Record]) -> dict[tuple[Sizes, str], dict[int, float]]:
+    """Return speeds over that of one process by sizes and way, of the rows that `draw` would plot."""
     found = {}
-    for (case, batch, dtype, way), row in rows(records).items():
+    for key, row in rows(records).items():
         points = {count: speed_up(row, count) for count in sorted(row)}
         if len(measured := {count: factor for count, factor in points.items() if factor}) > 1:
-            found[f"{case}, B {batch} each, {dtype}", way] = measured
+            found[key] = measured
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -19,11 +20,34 @@ _LEGEND = (
     "SGD. Before it is timed, each row trains some steps with the losses of the first row and bitwise equal weights in "
     "all processes."
 )
-Key = tuple[str, int, str, str]
+
+
+class Sizes(NamedTuple):
+    """What all rows of a table have in common.
+
+    Attributes:
+        title: The case, its main sizes and the precision, for readers.
+        settings: All settings but the number of processes and that of steps in a sample, which is not a part of the
+            task, as JSON.
+    """
+
+    title: str
+    settings: str
+
+    @classmethod
+    def of(cls, record: Record) -> Sizes:
+        """Return the sizes of a record."""
+        sizes = record.settings
+        title = (
+            f"{record.case} ({sizes['num_layers']} x {sizes['hidden_size']}, T {sizes['time']}, "
+            f"{sizes['vocabulary']:,} words), B {sizes['batch']} each, {record.dtype}"
+        )
+        common = {name: value for name, value in sizes.items() if name not in ("processes", "steps_a_sample")}
+        return cls(title, json.dumps(common, sort_keys=True))
 
 
 def newest(records: Sequence[Record], device: str = "") -> list[Record]:
-    """Return the newest record of each row and number of processes on one device, in order of first occurrence.
+    """Return the newest record of each row and number of processes on one device, in the order of `rows`.
 
     Args:
         records: All records of a file, oldest first.
@@ -32,16 +56,17 @@ def newest(records: Sequence[Record], device: str = "") -> list[Record]:
     Raises:
         ArgumentError: No record is from such a device.
     """
-    fitting = of_device(records, device)
-    return list({(json.dumps(each.settings), each.way, each.dtype): each for each in fitting}.values())
+    return [record for row in rows(of_device(records, device)).values() for record in row.values()]
 
 
-def rows(records: Sequence[Record]) -> dict[Key, dict[int, Record]]:
-    """Return the records by case, batch, precision and way, and then by the number of processes."""
-    found: dict[Key, dict[int, Record]] = {}
+def rows(records: Sequence[Record]) -> dict[tuple[Sizes, str], dict[int, Record]]:
+    """Return the records by sizes and way, smallest batch first, and then by the number of processes.
+
+    Of several records with one number of processes, the last is returned.
+    """
+    found: dict[tuple[Sizes, str], dict[int, Record]] = {}
     for record in sorted(records, key=lambda each: each.settings["batch"]):
-        key = record.case, record.settings["batch"], record.dtype, record.way
-        found.setdefault(key, {})[record.settings["processes"]] = record
+        found.setdefault((Sizes.of(record), record.way), {})[record.settings["processes"]] = record
     return found
 
 
@@ -57,8 +82,8 @@ def on_screen(records: Sequence[Record]) -> RenderableType:
     """Return the tables for the terminal, with the reasons of rows without a speed."""
     parts: list[RenderableType] = []
     counts = _counts(records)
-    for title, lines in _tables(records).items():
-        table = plain_table(title, ["way", *map(str, counts)], left=["way"])
+    for sizes, lines in _tables(records).items():
+        table = plain_table(sizes.title, ["way", *map(str, counts)], left=["way"])
         for way, row in lines:
             bad = any(each.status != MEASURED for each in row.values())
             table.add_row(way, *(_cell(row, count) for count in counts), style="bold red" if bad else "")
@@ -71,8 +96,8 @@ def on_screen(records: Sequence[Record]) -> RenderableType:
 def markdown(records: Sequence[Record]) -> str:
     """Return the tables as Markdown, for pages."""
     counts, parts = _counts(records), []
-    for title, lines in _tables(records).items():
-        parts += [f"**{title}**, words/s (efficiency) by the number of processes:", ""]
+    for sizes, lines in _tables(records).items():
+        parts += [f"**{sizes.title}**, words/s (efficiency) by the number of processes:", ""]
         parts += [f"| way | {' | '.join(map(str, counts))} |", f"|---|{'---:|' * len(counts)}"]
         parts += [f"| {way} | {' | '.join(_cell(row, count) for count in counts)} |" for way, row in lines]
         parts.append("")
@@ -84,27 +109,21 @@ def report(records: Sequence[Record]) -> str:
     """Return the complete report in Markdown: the tables, then the time of a step of each row."""
     parts = ["# `gatewise bench scale`", "", commands([each.run for each in records]), "", markdown(records), ""]
     parts += ["| sizes | way | processes | ms/step | 20-80 % | words/s |", "|---|---|---:|---:|---:|---:|"]
-    for (case, batch, dtype, way), row in rows(records).items():
+    for (sizes, way), row in rows(records).items():
         for count, record in row.items():
             timing = record.timing
             times = ["", "", record.status]
             if timing is not None:
                 spread = f"{1e3 * timing.q20:.3g}-{1e3 * timing.q80:.3g}"
                 times = [f"{1e3 * timing.median:.3g}", spread, f"{record.words_per_second:,.0f}"]
-            parts.append(f"| {case}, B {batch}, {dtype} | {way} | {count} | {' | '.join(times)} |")
+            parts.append(f"| {sizes.title} | {way} | {count} | {' | '.join(times)} |")
     return "\n".join(parts) + "\n"
 
 
-def _tables(records: Sequence[Record]) -> dict[str, list[tuple[str, dict[int, Record]]]]:
-    found: dict[str, list[tuple[str, dict[int, Record]]]] = {}
-    for (_, batch, dtype, way), row in rows(records).items():
-        first = next(iter(row.values()))
-        sizes = first.settings
-        title = (
-            f"{first.case} ({sizes['num_layers']} x {sizes['hidden_size']}, T {sizes['time']}, "
-            f"{sizes['vocabulary']:,} words), B {batch} each, {dtype}"
-        )
-        found.setdefault(title, []).append((way, row))
+def _tables(records: Sequence[Record]) -> dict[Sizes, list[tuple[str, dict[int, Record]]]]:
+    found: dict[Sizes, list[tuple[str, dict[int, Record]]]] = {}
+    for (sizes, way), row in rows(records).items():
+        found.setdefault(sizes, []).append((way, row))
     return found
 
 
@@ -123,7 +142,7 @@ def _counts(records: Sequence[Record]) -> list[int]:
 
 def _notes(records: Sequence[Record]) -> list[str]:
     return [
-        f"{each.way}, B {each.settings['batch']}, {each.settings['processes']} processes: {each.status}. {each.note}"
+        f"{each.way}, {Sizes.of(each).title}, {each.settings['processes']} processes: {each.status}. {each.note}"
         for each in records
         if each.status != MEASURED
     ]

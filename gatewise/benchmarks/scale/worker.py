@@ -121,9 +121,11 @@ class _Rows:
             for _ in range(_WARMUPS):
                 train()
             samples = [self._sample(train) for _ in range(self._task.runs)]
-            loss = float(train())
-            if not math.isfinite(loss):
-                return {"status": WRONG, "note": f"the loss of a step of training with dropout is {loss}"}
+            # All processes learn of a loss in one of them: those that went on would wait for it.
+            bad = self._processes.all_gather_number(int(not math.isfinite(float(train()))))
+            if any(bad):
+                loss = f"the loss of a step of training with dropout in process {bad.index(1)}"
+                return {"status": WRONG, "note": f"{loss} is not finite"}
             if len(set(self._processes.all_gather(_digest(model)))) > 1:
                 return {"status": WRONG, "note": "the weights of the processes differ"}
         return {"status": MEASURED, "note": str(finding), "samples": samples}

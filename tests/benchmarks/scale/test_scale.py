@@ -20,7 +20,7 @@ from gatewise.benchmarks import record
 from gatewise.benchmarks.cases import LanguageModelCase
 from gatewise.benchmarks.publication import publication
 from gatewise.benchmarks.record import MEASURED, WRONG, Record, Run
-from gatewise.benchmarks.scale import report, worker
+from gatewise.benchmarks.scale import picture, report, worker
 from gatewise.benchmarks.scale.launch import WorkersFailed, answers
 from gatewise.benchmarks.scale.ways import OTHERS, WAYS, named
 from gatewise.benchmarks.scale.worker import Task
@@ -124,6 +124,9 @@ def test_a_row_whose_processes_differ_is_wrong(monkeypatch: pytest.MonkeyPatch) 
         assert (answer["status"], answer["note"]) == (WRONG, "the weights of the processes differ")
 
 
+NOT_FINITE = "the loss of a step of training with dropout in process {} is not finite"
+
+
 def test_a_row_that_becomes_nan_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     found, step_of = Answers(monkeypatch), worker.training_step
 
@@ -135,7 +138,34 @@ def test_a_row_that_becomes_nan_is_wrong(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(worker, "training_step", diverging)
     worker.measure(TASK, ALONE)
     for answer in found.results().values():
-        assert (answer["status"], answer["note"]) == (WRONG, "the loss of a step of training with dropout is nan")
+        assert (answer["status"], answer["note"]) == (WRONG, NOT_FINITE.format(0))
+
+
+DIVERGING = """
+import contextlib, math
+from gatewise.benchmarks.scale import worker
+
+step_of = worker.training_step
+
+@contextlib.contextmanager
+def diverging(way, case, start, precision, processes, *, dropout):
+    with step_of(way, case, start, precision, processes, dropout=dropout) as (step, model):
+        bad = dropout and processes.rank == 1
+        yield (lambda batch, state: (step(batch, state)[0] * math.nan, state)) if bad else step, model
+
+worker.training_step = diverging
+worker.main()
+"""
+
+
+@pytest.mark.slow
+def test_a_row_that_becomes_nan_in_one_process_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "diverging_worker.py").write_text(DIVERGING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = [each for each in answers(TASK, 2, 60.0, "diverging_worker") if "way" in each]
+    assert [each["way"] for each in found] == list(TASK.ways)
+    for answer in found:
+        assert (answer["status"], answer["note"]) == (WRONG, NOT_FINITE.format(1))
 
 
 FAILING = """
@@ -181,8 +211,10 @@ def test_processes_that_fail_end_the_benchmark_in_a_sentence(tmp_path, monkeypat
     assert time.monotonic() - began < 110
 
 
-def recorded(processes: int, batch: int, words_per_second: float | None, way: str = "nn.LSTM, DDP") -> Record:
-    settings = {**dataclasses.asdict(TINY), "batch": batch, "vocabulary": 20, "processes": processes}
+def recorded(
+    processes: int, batch: int, words_per_second: float | None, way: str = "nn.LSTM, DDP", **others: object
+) -> Record:
+    settings = {**dataclasses.asdict(TINY), "batch": batch, "vocabulary": 20, "processes": processes, **others}
     run = Run("2026-01-01T00:00:00+00:00", "gatewise bench scale", "GPU", "1", "3", "2", "13", 0, "0", "c", False)
     made = Record("scale", "tiny", settings, way, None, "fp32", WRONG, "because", run)
     if words_per_second is None:
@@ -196,7 +228,7 @@ def test_the_efficiency_is_that_over_as_many_times_one_process(tmp_path: Path) -
     shown = report.markdown(rows)
     assert "| nn.LSTM, DDP | 1,000 | 1,800 (90 %) | wrong |" in shown
     assert "| nn.LSTM, DDP |  | 5,000 |  |" in shown, "no efficiency without one process"
-    assert "- nn.LSTM, DDP, B 20, 4 processes: wrong. because" in shown
+    assert "- nn.LSTM, DDP, tiny (2 x 8, T 4, 20 words), B 20 each, fp32, 4 processes: wrong. because" in shown
     newer = recorded(2, 20, 1900.0)
     for each in (*rows, newer):
         record.append_line(dataclasses.asdict(each), tmp_path / "scale.jsonl")
@@ -206,9 +238,30 @@ def test_the_efficiency_is_that_over_as_many_times_one_process(tmp_path: Path) -
     assert published.draw is not None
 
 
-def test_nothing_is_drawn_without_one_process_and_several() -> None:
-    from gatewise.benchmarks.scale import picture
+@pytest.mark.parametrize("setting", [{"vocabulary": 50}, {"dropout": 0.25}], ids=["shown", "not shown"])
+def test_records_of_other_settings_are_in_tables_of_their_own(setting: dict[str, object]) -> None:
+    records = [recorded(1, 20, 1000.0), recorded(1, 20, 400.0, **setting), recorded(2, 20, 800.0, **setting)]
+    assert report.newest(records) == records
+    tables = [list(row.values()) for row in report.rows(records).values()]
+    assert tables == [records[:1], records[1:]]
+    shown = report.markdown(records)
+    assert "| nn.LSTM, DDP | 1,000 |  |" in shown
+    assert "| nn.LSTM, DDP | 400 | 800 (100 %) |" in shown
+    assert "(2 x 8, T 4, 20 words), B 20 each" in shown
+    if "vocabulary" in setting:
+        assert "(2 x 8, T 4, 50 words), B 20 each" in shown
+    assert list(picture.drawable(records).values()) == [{1: 1.0, 2: 2.0}]
 
+
+def test_the_newest_record_is_shown_whatever_the_number_of_steps_in_a_sample() -> None:
+    calls = (1, 20, 1)
+    records = [recorded(1, 20, 100.0 * (place + 1), steps_a_sample=count) for place, count in enumerate(calls)]
+    for length in (1, 2, 3):
+        assert report.newest(records[:length]) == [records[length - 1]]
+        assert f"| nn.LSTM, DDP | {100 * length} |" in report.markdown(report.newest(records[:length]))
+
+
+def test_nothing_is_drawn_without_one_process_and_several() -> None:
     with pytest.raises(ArgumentError, match="must be drawn from a row with one process and several"):
         picture.draw([recorded(2, 20, 1000.0)], Path("none"))
 
