@@ -115,7 +115,8 @@ def make(setting: Setting) -> tuple[Tensors, Asked]:
     if setting.packed:
         packed = nn.utils.rnn.pack_padded_sequence(x, rows, enforce_sorted=False)
         order = packed.sorted_indices
-        x = laid_out(packed.data[:, None], setting.x)[:, 0].detach().requires_grad_(setting.x_learned and setting.training)
+        x = laid_out(packed.data[:, None], setting.x)[:, 0].detach()
+        x.requires_grad_(setting.x_learned and setting.training)
         given, batch_sizes = packed._replace(data=x), packed.batch_sizes
     else:
         x = x.detach().requires_grad_(setting.x_learned and setting.training)
