@@ -289,7 +289,7 @@ def test_a_replayed_call_takes_few_steps_of_python(request, monkeypatch):
         steps = [steps_of_python(forward), steps_of_python(backward)]
     assert replays("forward", PROBLEM.replace(num_layers=2)).replayed == 1
     assert replays("backward", PROBLEM.replace(num_layers=2)).replayed == 1
-    assert len(steps[0]) <= 18, steps[0]
+    assert len(steps[0]) <= 20, steps[0]
     assert len(steps[1]) <= 11, steps[1]
 
 
