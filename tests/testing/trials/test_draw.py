@@ -87,3 +87,7 @@ def test_cells_without_candidate_have_no_dropout_of_it():
     found = {one.cell for one in drawn(6000) if one.candidate_dropout}
     assert {"lstm", "gru", "slstm"} <= found
     assert not {"rnn_tanh", "rnn_relu"} & found
+
+
+def test_with_zoneout_the_input_has_no_nan():
+    assert not any(one.poison == "x" for one in drawn(6000) if one.zoneout or one.zoneout_others)
