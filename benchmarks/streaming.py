@@ -98,7 +98,8 @@ def replayed(cell: str, batch: int, size: int, device: str, dtype: torch.dtype) 
             torch.cuda.synchronize()
             graph = captured_graph(work)
 
-        def step(graph=graph, y=y) -> Tensor:  # noqa: ANN001
+        # The graph reads the memory of the layer, its input and its states, which `work` keeps.
+        def step(graph=graph, y=y, work=work) -> Tensor:  # noqa: ANN001
             graph.replay()
             return y[0]
 
