@@ -122,7 +122,7 @@ def under_torchrun(function: Callable[..., None], *given: Any, restarts: int = 0
     Args:
         function: The function, found by its module and name.
         given: Its arguments.
-        restarts: How often the agent starts the processes again.
+        restarts: The number of times that the agent starts the processes again.
     """
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 

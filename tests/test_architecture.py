@@ -104,7 +104,7 @@ def checked() -> Levels:
 
 
 def documented(text: str) -> Levels:
-    """Return what the table of docs/architecture.md allows; rows must be in the order of the levels."""
+    """Return the imports that the table of docs/architecture.md allows; its rows must be in the order of the levels."""
     rows = re.findall(r"^\| (`.+?`) \| .+? \| (.+?) \|$", text, re.MULTILINE)
     order = [name for first, _ in rows for name in names_in(first)]
     known = checked().heights
