@@ -106,6 +106,7 @@ class Seq2SeqOptions:
         input_feeding: Whether each decoder step reads the attentional output of the previous step.
         dropout: The dropout probability of embeddings, and before the softmax.
         layer_dropout: The dropout probability between LSTM layers.
+        word_dropout: The probability of dropping all embeddings of a token in a batch.
         tied: The embeddings that share the weights of the softmax: ``"none"``, ``"target"``, or ``"all"`` for both.
         label_smoothing: The probability that is spread over all tokens in the training targets.
         kernel: The kernel of the LSTMs; ``"auto"`` chooses the fastest.
@@ -122,6 +123,7 @@ class Seq2SeqOptions:
     input_feeding: Annotated[bool, Option("Feed the attentional output to the next step.")] = True
     dropout: Annotated[float, PROBABILITY, Option("Both dropout probabilities.", also=("layer_dropout",))] = 0.1
     layer_dropout: Annotated[float, PROBABILITY] = 0.1
+    word_dropout: Annotated[float, PROBABILITY] = 0.0
     tied: Annotated[str, Option("Embeddings tied to the softmax: none, target or all.")] = "none"
     label_smoothing: Annotated[float, PROBABILITY, Option("Label smoothing.")] = 0.0
     kernel: Annotated[str, Option("auto, or the name of a kernel.")] = "auto"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gatewise import feeding
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.models.chunked_softmax import weighted_token_loss
+from gatewise.models.locked_dropout import with_dropped_words
 from gatewise.nn import LSTM, LSTMCell
 from gatewise.nn.attention import Attention
 
@@ -78,6 +79,8 @@ class Seq2Seq(nn.Module):
             decoder steps of a training batch run in one call; with it they run one after another.
         dropout: The dropout probability of the embeddings and of a_t, in training mode.
         layer_dropout: The dropout probability between two LSTM layers, in training mode.
+        word_dropout: The probability of dropping all embeddings of a token in a batch, in training mode; drawn for
+            each side.
         tied: The weights that share one matrix: ``"none"``; ``"target"`` for E_t and W_o; ``"all"`` for E_s too, which
             requires a joint vocabulary.
         label_smoothing: The fraction of the target distribution that is spread evenly over all tokens, in training.
@@ -101,6 +104,7 @@ class Seq2Seq(nn.Module):
         Bahdanau, Cho, Bengio: Neural Machine Translation by Jointly Learning to Align and Translate, 2015.
         Luong, Pham, Manning: Effective Approaches to Attention-based Neural Machine Translation, 2015 (input feeding).
         Zheng and others: EcoRNN, 2018; Hieber and others: Sockeye, 2018 (the encoder).
+        Gal, Ghahramani: A Theoretically Grounded Application of Dropout in Recurrent Neural Networks, 2016 (tokens).
         Szegedy and others: Rethinking the Inception Architecture, 2016, section 7 (label smoothing).
     """
 
@@ -119,6 +123,7 @@ class Seq2Seq(nn.Module):
         input_feeding: bool = True,
         dropout: float = 0.0,
         layer_dropout: float = 0.0,
+        word_dropout: float = 0.0,
         tied: str = "none",
         label_smoothing: float = 0.0,
         kernel: str = "auto",
@@ -141,7 +146,12 @@ class Seq2Seq(nn.Module):
         if hidden_size % 2:
             advice = "Each direction of the first encoder layer has half of the units."
             raise ArgumentError(sentence("hidden_size", "even", hidden_size, advice))
-        rates = {"dropout": dropout, "layer_dropout": layer_dropout, "label_smoothing": label_smoothing}
+        rates = {
+            "dropout": dropout,
+            "layer_dropout": layer_dropout,
+            "word_dropout": word_dropout,
+            "label_smoothing": label_smoothing,
+        }
         for name, rate in rates.items():
             if not 0 <= rate < 1:
                 raise ArgumentError(sentence(name, "a probability in [0, 1)", rate))
@@ -152,7 +162,7 @@ class Seq2Seq(nn.Module):
             raise ArgumentError(sentence("tied", "none or target for separate vocabularies", repr(tied), advice))
         self.decoder_layers, self.hidden_size = decoder_layers, hidden_size
         self.input_feeding, self.label_smoothing, self.padding = input_feeding, label_smoothing, padding
-        self.output_rows, self.recompute_gates = 0, False
+        self.word_dropout, self.output_rows, self.recompute_gates = word_dropout, 0, False
         placed: dict[str, Any] = {"device": device}
 
         self.target_embedding = nn.Embedding(target_size, embedding_size, **placed)
@@ -250,7 +260,7 @@ class Seq2Seq(nn.Module):
             The memory that attention reads, and the decoder's initial state.
         """
         first, *more = self.encoder
-        values, (final, _) = first(self.dropout(self.source_embedding(source)), lengths=lengths)
+        values, (final, _) = first(self._embedded(self.source_embedding, source), lengths=lengths)
         final = torch.cat(tuple(final), -1)
         for layer in more:
             values, (states, _) = layer(self.layer_dropout(values), lengths=lengths)
@@ -271,7 +281,7 @@ class Seq2Seq(nn.Module):
         Returns:
             The logits of the next token [B, target_size], the next state, and the attention weights [B, S].
         """
-        inputs = self.dropout(self.target_embedding(tokens))
+        inputs = self._embedded(self.target_embedding, tokens)
         if self.input_feeding:
             hidden, cell = self._cells(inputs, state)
         else:
@@ -282,9 +292,16 @@ class Seq2Seq(nn.Module):
         attended = self.dropout(self._combined(hidden[-1], context))
         return self._scores(attended), DecoderState(hidden, cell, attended), weights
 
+    def _embedded(self, table: nn.Embedding, tokens: Tensor) -> Tensor:
+        """Return the embeddings of tokens [T, B], in training mode with dropped tokens and features."""
+        found = table(tokens)
+        if self.training and self.word_dropout:
+            found = with_dropped_words(found, tokens, table.num_embeddings, self.word_dropout)
+        return self.dropout(found)
+
     def _attended(self, memory: Memory, state: DecoderState, inputs: Tensor) -> Tensor:
         """Run the decoder over given tokens, int64 [T, B], and return its attentional outputs [T, B, H]."""
-        embedded = self.dropout(self.target_embedding(inputs))
+        embedded = self._embedded(self.target_embedding, inputs)
         if not self.input_feeding:
             hidden, _ = self.decoder(embedded, (state.hidden, state.cell))
             context = self.attention(hidden, memory.values, memory.lengths, keys=memory.keys)

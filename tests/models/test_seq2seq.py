@@ -161,7 +161,7 @@ def test_label_smoothing_changes_the_training_loss_alone():
     assert torch.equal(smooth.eval().loss(batch)[0], sharp.eval().loss(batch)[0])
 
 
-@pytest.mark.parametrize("option", [{"dropout": 0.5}, {"layer_dropout": 0.5}])
+@pytest.mark.parametrize("option", [{"dropout": 0.5}, {"layer_dropout": 0.5}, {"word_dropout": 0.5}])
 @pytest.mark.parametrize("feeding", [True, False])
 def test_dropout_acts_in_training_alone(option, feeding):
     batch = pairs()
@@ -169,6 +169,22 @@ def test_dropout_acts_in_training_alone(option, feeding):
     assert not torch.equal(ours.loss(batch)[0], without.loss(batch)[0])
     assert not torch.equal(ours.loss(batch)[0], ours.loss(batch)[0])
     assert torch.equal(ours.eval().loss(batch)[0], without.eval().loss(batch)[0])
+
+
+@pytest.mark.parametrize("feeding", [True, False])
+def test_word_dropout_drops_all_embeddings_of_a_token_on_either_side(feeding):
+    ours, batch = model(input_feeding=feeding, word_dropout=0.5), pairs()
+    found = []
+    for table in (ours.source_embedding, ours.target_embedding):
+        table.register_forward_hook(lambda _module, _inputs, output: output.retain_grad())
+        table.register_forward_hook(lambda _module, inputs, output: found.append((inputs[0], output)))
+    ours.loss(batch)[0].backward()
+    assert len(found) == 2
+    for tokens, embedded in found:
+        read = embedded.grad.abs().sum(-1) > 0
+        kinds = {int(token): read[tokens == token] for token in tokens.unique() if token != ours.padding}
+        assert all(each.all() or not each.any() for each in kinds.values())
+        assert len({bool(each.any()) for each in kinds.values()}) == 2  # some are dropped, some are not
 
 
 def test_tied_weights_are_one():
@@ -197,6 +213,7 @@ def test_a_nan_in_one_sentence_stays_there():
         ({"hidden_size": 0}, "positive"),
         ({"decoder_layers": 0}, "positive"),
         ({"dropout": 1.0}, "probability"),
+        ({"word_dropout": 1.0}, "probability"),
         ({"label_smoothing": -0.1}, "probability"),
         ({"tied": "both"}, "one of none, target, all"),
         ({"tied": "all"}, "joint vocabulary: the sizes are 11 and 13"),

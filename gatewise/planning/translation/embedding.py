@@ -23,10 +23,12 @@ def embedding(name: str, table: nn.Embedding, steps: int, setting: Setting, *, c
     numbers = steps * setting.shape.batch * table.embedding_dim
     whole = table.weight.numel() * table.weight.itemsize
     dropped = setting.mask_bytes(numbers, setting.model.dropout.p)
+    # The factors of tokens: of the vocabulary, and of the tokens of the batch, which the backward pass reads.
+    factors = _NUMBER * (table.num_embeddings + steps * setting.shape.batch) * bool(setting.model.word_dropout)
     way = Way(
         "embedding",
         "embedding lookup",
-        kept=numbers * setting.dtype.itemsize + dropped,
+        kept=numbers * setting.dtype.itemsize + dropped + factors,
         forward_scratch=_NUMBER * numbers,
         # The gradient of the embeddings before and after dropout; that of tied weights is added to another one.
         backward_scratch=2 * _NUMBER * numbers + counted * whole,
