@@ -107,6 +107,7 @@ class Seq2SeqOptions:
         dropout: The dropout probability of embeddings, and before the softmax.
         layer_dropout: The dropout probability between LSTM layers.
         word_dropout: The probability of dropping all embeddings of a token in a batch.
+        weight_dropout: The probability of dropping an element of a recurrent matrix; requires no input feeding.
         tied: The embeddings that share the weights of the softmax: ``"none"``, ``"target"``, or ``"all"`` for both.
         label_smoothing: The probability that is spread over all tokens in the training targets.
         kernel: The kernel of the LSTMs; ``"auto"`` chooses the fastest.
@@ -124,6 +125,7 @@ class Seq2SeqOptions:
     dropout: Annotated[float, PROBABILITY, Option("Both dropout probabilities.", also=("layer_dropout",))] = 0.1
     layer_dropout: Annotated[float, PROBABILITY] = 0.1
     word_dropout: Annotated[float, PROBABILITY] = 0.0
+    weight_dropout: Annotated[float, PROBABILITY] = 0.0
     tied: Annotated[str, Option("Embeddings tied to the softmax: none, target or all.")] = "none"
     label_smoothing: Annotated[float, PROBABILITY, Option("Label smoothing.")] = 0.0
     kernel: Annotated[str, Option("auto, or the name of a kernel.")] = "auto"

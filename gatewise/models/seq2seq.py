@@ -81,6 +81,8 @@ class Seq2Seq(nn.Module):
         layer_dropout: The dropout probability between two LSTM layers, in training mode.
         word_dropout: The probability of dropping all embeddings of a token in a batch, in training mode; drawn for
             each side.
+        weight_dropout: The probability of dropping an element of a recurrent matrix, in training mode; 0 with input
+            feeding.
         tied: The weights that share one matrix: ``"none"``; ``"target"`` for E_t and W_o; ``"all"`` for E_s too, which
             requires a joint vocabulary.
         label_smoothing: The fraction of the target distribution that is spread evenly over all tokens, in training.
@@ -97,14 +99,16 @@ class Seq2Seq(nn.Module):
             checkpointing).
 
     Raises:
-        ArgumentError: A size is not positive, `hidden_size` is odd, a probability is outside [0, 1), `score` or `tied`
-            is unknown, or `tied` is ``"all"`` with vocabularies of different sizes.
+        ArgumentError: A size is not positive, `hidden_size` is odd, a probability is outside [0, 1), `weight_dropout`
+            is not 0 with input feeding, `score` or `tied` is unknown, or `tied` is ``"all"`` with vocabularies of
+            different sizes.
 
     References:
         Bahdanau, Cho, Bengio: Neural Machine Translation by Jointly Learning to Align and Translate, 2015.
         Luong, Pham, Manning: Effective Approaches to Attention-based Neural Machine Translation, 2015 (input feeding).
         Zheng and others: EcoRNN, 2018; Hieber and others: Sockeye, 2018 (the encoder).
         Gal, Ghahramani: A Theoretically Grounded Application of Dropout in Recurrent Neural Networks, 2016 (tokens).
+        Merity, Keskar, Socher: Regularizing and Optimizing LSTM Language Models, 2018 (recurrent matrices).
         Szegedy and others: Rethinking the Inception Architecture, 2016, section 7 (label smoothing).
     """
 
@@ -124,6 +128,7 @@ class Seq2Seq(nn.Module):
         dropout: float = 0.0,
         layer_dropout: float = 0.0,
         word_dropout: float = 0.0,
+        weight_dropout: float = 0.0,
         tied: str = "none",
         label_smoothing: float = 0.0,
         kernel: str = "auto",
@@ -150,11 +155,15 @@ class Seq2Seq(nn.Module):
             "dropout": dropout,
             "layer_dropout": layer_dropout,
             "word_dropout": word_dropout,
+            "weight_dropout": weight_dropout,
             "label_smoothing": label_smoothing,
         }
         for name, rate in rates.items():
             if not 0 <= rate < 1:
                 raise ArgumentError(sentence(name, "a probability in [0, 1)", rate))
+        if input_feeding and weight_dropout:
+            advice = "Disable input feeding: the cells of its decoder have no dropout of weights."
+            raise ArgumentError(sentence("weight_dropout", "0 with input feeding", weight_dropout, advice))
         if tied not in TIES:
             raise ArgumentError(sentence("tied", f"one of {', '.join(TIES)}", repr(tied)))
         if tied == "all" and source_size != target_size:
@@ -164,14 +173,15 @@ class Seq2Seq(nn.Module):
         self.input_feeding, self.label_smoothing, self.padding = input_feeding, label_smoothing, padding
         self.word_dropout, self.output_rows, self.recompute_gates = word_dropout, 0, False
         placed: dict[str, Any] = {"device": device}
+        layers: dict[str, Any] = {"weight_dropout": weight_dropout, "kernel": kernel} | placed
 
         self.target_embedding = nn.Embedding(target_size, embedding_size, **placed)
         self.source_embedding = nn.Embedding(source_size, embedding_size, **placed)
         half = hidden_size // 2
-        self.encoder = nn.ModuleList([LSTM(embedding_size, half, bidirectional=True, kernel=kernel, **placed)])
+        self.encoder = nn.ModuleList([LSTM(embedding_size, half, bidirectional=True, **layers)])
         if encoder_layers > 1:
             between = layer_dropout if encoder_layers > 2 else 0.0
-            more = LSTM(hidden_size, hidden_size, encoder_layers - 1, dropout=between, kernel=kernel, **placed)
+            more = LSTM(hidden_size, hidden_size, encoder_layers - 1, dropout=between, **layers)
             self.encoder.append(more)
         self.start = nn.Linear(hidden_size, 2 * decoder_layers * hidden_size, **placed)
         if input_feeding:
@@ -179,7 +189,7 @@ class Seq2Seq(nn.Module):
             self.decoder: nn.Module = nn.ModuleList([LSTMCell(size, hidden_size, **placed) for size in inputs])
         else:
             between = layer_dropout if decoder_layers > 1 else 0.0
-            self.decoder = LSTM(embedding_size, hidden_size, decoder_layers, dropout=between, kernel=kernel, **placed)
+            self.decoder = LSTM(embedding_size, hidden_size, decoder_layers, dropout=between, **layers)
         self.attention = Attention(
             hidden_size,
             hidden_size,

@@ -187,6 +187,14 @@ def test_word_dropout_drops_all_embeddings_of_a_token_on_either_side(feeding):
         assert len({bool(each.any()) for each in kinds.values()}) == 2  # some are dropped, some are not
 
 
+def test_weight_dropout_acts_on_every_recurrent_matrix_in_training_alone():
+    batch, ours = pairs(), model(input_feeding=False, encoder_layers=3, weight_dropout=0.5)
+    assert all(layer.weight_dropout == 0.5 for layer in (*ours.encoder, ours.decoder))
+    without = model(input_feeding=False, encoder_layers=3)
+    assert not torch.equal(ours.loss(batch)[0], without.loss(batch)[0])
+    assert torch.equal(ours.eval().loss(batch)[0], without.eval().loss(batch)[0])
+
+
 def test_tied_weights_are_one():
     target = model(tied="target")
     assert target.output.weight is target.target_embedding.weight
@@ -214,6 +222,8 @@ def test_a_nan_in_one_sentence_stays_there():
         ({"decoder_layers": 0}, "positive"),
         ({"dropout": 1.0}, "probability"),
         ({"word_dropout": 1.0}, "probability"),
+        ({"weight_dropout": 1.0, "input_feeding": False}, "probability"),
+        ({"weight_dropout": 0.1}, "input feeding"),
         ({"label_smoothing": -0.1}, "probability"),
         ({"tied": "both"}, "one of none, target, all"),
         ({"tied": "all"}, "joint vocabulary: the sizes are 11 and 13"),

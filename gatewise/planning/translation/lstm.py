@@ -68,6 +68,9 @@ def _way(memory: str, decision: Decision, layer: LSTM, setting: Setting, given: 
     kept = sum(spec.nbytes for spec in kernel.kept(problem, setting.device))
     workspace = kernel.workspace_bytes(problem, setting.device)
     casts = setting.cast_bytes(*layer.parameters())
+    recurrent = [each for name, each in layer.named_parameters() if name.startswith("weight_hh")]
+    # Dropout of weights makes a copy of every recurrent matrix, and a mask.
+    given += bool(layer.weight_dropout) * 2 * sum(each.nbytes for each in recurrent)
     return Way(
         memory,
         verdict.kernel if memory == NORMAL else f"{verdict.kernel}, lean: gates recomputed",
