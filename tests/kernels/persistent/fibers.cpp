@@ -30,7 +30,7 @@ struct Warp {
 };
 
 struct Block {
-    Barrier barrier;
+    Barrier barrier, others[16];  // the others have numbers
     std::vector<Warp> warps;
     std::vector<float4> shared;
 };
@@ -223,6 +223,45 @@ static void multiply_f16(float (&sum)[4], const unsigned (&a)[4], unsigned b0, u
 }
 static void multiply_bf16(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     multiply_fragments<2>(sum, a, b0, b1, [](unsigned word, int part) { return __uint_as_float(word >> 16 * part << 16); });
+}
+
+// A product of a warpgroup, of which a warp computes 16 rows: with N rows of a factor in shared memory, described as in
+// warpgroup.cuh, of which the addresses are swizzled.
+template <class Factor, int EIGHTS>
+static void multiply_in_warpgroup(float (&sum)[EIGHTS][4], const unsigned (&a)[4], unsigned long long description, bool adds) {
+    Warp& warp = own_warp();
+    unsigned* const own = warp.words[current->lane];
+    for (int i = 0; i < 4; ++i) own[i] = a[i];
+    wait(warp.barrier);
+    const unsigned first = (description & 0x3fff) << 4, eighth = (description >> 32 & 0x3fff) << 4;
+    const int row = current->lane / 4, column = current->lane % 4 * 2;
+    auto half = [](unsigned word, int part) { return Factor::from_bits(word >> 16 * part & 0xffff); };
+    for (int group = 0; group < EIGHTS; ++group)
+        for (int i = 0; i < 4; ++i) {
+            float total = adds ? sum[group][i] : 0;
+            for (int k = 0; k < 16; ++k) {
+                unsigned place = first + group * eighth + (column + i % 2) * 128 + k * 2;
+                place ^= (place >> 7 & 7) << 4;
+                unsigned short bits;
+                std::memcpy(&bits, shared_memory() + place, 2);
+                total += half(warp.words[row * 4 + k / 2 % 4][i / 2 + k / 8 * 2], k % 2) * Factor::from_bits(bits);
+            }
+            sum[group][i] = total;
+        }
+    wait(warp.barrier);
+}
+static void wait_with_others(int number, int threads) {
+    Barrier& barrier = own_block().others[number];
+    barrier.members = threads;
+    wait(barrier);
+}
+static void load_words_of_shared(unsigned from, unsigned& x, unsigned& y, unsigned& z, unsigned& w) {
+    std::memcpy(&x, shared_memory() + from, 4), std::memcpy(&y, shared_memory() + from + 4, 4);
+    std::memcpy(&z, shared_memory() + from + 8, 4), std::memcpy(&w, shared_memory() + from + 12, 4);
+}
+static void store_words_to_shared(unsigned to, unsigned x, unsigned y, unsigned z, unsigned w) {
+    const unsigned words[4] = {x, y, z, w};
+    std::memcpy(shared_memory() + to, words, 16);
 }
 
 // Runs blocks beside each other; returns whether all threads came to their end.

@@ -212,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
         InFlight words;
         Scales scales;
         scales.start();
-        begin_product(words, row_at, 0);
+        begin_product(words, weights, row_at, 0);
         // There is one more step than the sequence has, which computes the gradient of h0.
         for (int step = 0; step <= steps; ++step, parity ^= 1) {
             const int t = reverse ? step : steps - 1 - step;
@@ -227,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
             }
 #endif
             finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
-            if (between) begin_product(words, row_at, step + 1);  // these loads delay no other block
+            if (between) begin_product(words, weights, row_at, step + 1);  // these loads delay no other block
             __syncthreads();
 #if SPLIT > 1
             float* const inbox = received + parity * RECEIVED;
@@ -363,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                 }
                 masks.advance(ends, first_unit, cell, reverse ? t + 1 : t - 1, reverse ? t + 2 : t - 2, reverse ? t + FETCHED_AHEAD : t - FETCHED_AHEAD);
             }
-            if (!between) begin_product(words, row_at, step + 1);
+            if (!between) begin_product(words, weights, row_at, step + 1);
             episodes.advance(ends, reverse ? t + 2 : t - 2, parity);
         }
 #if RAGGED

@@ -1,6 +1,11 @@
 // The cells that a thread computes, and the batch rows of a block with their lengths.
 #pragma once
+#if WARPGROUPS
+#include "warpgroup_product.cuh"
+#else
 #include "product.cuh"
+#endif
+#include "sums_of_parts.cuh"
 
 constexpr int CELLS = (ROWS * UNITS + THREADS - 1) / THREADS;  // the cells of a thread
 

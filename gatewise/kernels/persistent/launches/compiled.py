@@ -101,14 +101,16 @@ def launch_of(
     macros = {"SIZE": hidden_size, **chosen.macros(dtype, ragged, resets=resets), **macros_of(cell)}
     shape = driver.Shape(chosen.grid, chosen.warps * 32, chosen.shared_bytes, chosen.split)
 
+    # The instructions of warpgroups are those of the architecture with the suffix.
+    architecture = f"{device.architecture}{'a' if chosen.warpgroups else ''}"
     file = name if fused else f"row_{name}"
     if not fused:
         macros["PAUSE"] = int(ranking.weights(device, "persistent statistics")["pause"])
 
     def compile_pass() -> bytes:
-        return toolchain.compile_source(SOURCES / f"{file}.cu", device.architecture, macros, code_of(cell))
+        return toolchain.compile_source(SOURCES / f"{file}.cu", architecture, macros, code_of(cell))
 
-    source = file, device.architecture, tuple(macros.items()), cell
+    source = file, architecture, tuple(macros.items()), cell
     return Launch(chosen, f"recurrent_{file}", shape, compile_pass, source)
 
 

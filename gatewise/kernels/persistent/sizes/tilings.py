@@ -42,6 +42,8 @@ class Tiling:
         one_row: Whether there is a single batch row in exact products: without tensor cores those are fewer.
         stacked: Whether `directions` are three others: a layer, the product with what it computes, the layer above it.
         cell_size: The memory for a cell that is not fused; None for a fused one.
+        warpgroups: Whether warpgroups of four warps multiply (wgmma), with batch rows in shared memory; see
+            warpgroup_product.cuh.
     """
 
     hidden: int
@@ -59,6 +61,7 @@ class Tiling:
     one_row: bool = False
     stacked: bool = False
     cell_size: CellSize | None = None
+    warpgroups: bool = False
 
     @property
     def depth(self) -> int:
@@ -78,6 +81,8 @@ class Tiling:
     @property
     def spans(self) -> int:
         """Spans of the depth that each warp takes."""
+        if self.warpgroups:
+            return math.ceil(self._slice * self.value_bytes / SPAN_BYTES)
         return math.ceil(self.depth * self.value_bytes / (SPAN_BYTES * self.warps))
 
     @property
@@ -88,7 +93,24 @@ class Tiling:
     @property
     def weight_registers(self) -> int:
         """Registers of a thread that hold weights."""
+        if self.warpgroups:
+            return self._slice // 4
         return self.resident * self.spans * self._fragments * 4
+
+    @property
+    def tile_groups(self) -> int:
+        """Warpgroups beside each other along the rows of weights, 64 rows each."""
+        return math.ceil(self.tiles / 4)
+
+    @property
+    def parts(self) -> int:
+        """Partial sums of each value of the product."""
+        return self.warps // (4 * self.tile_groups) if self.warpgroups else self.warps
+
+    @property
+    def _slice(self) -> int:
+        # The depth of a part where warpgroups multiply.
+        return 16 * math.ceil(self.depth / (16 * self.parts))
 
     @property
     def _fragments(self) -> int:
@@ -98,6 +120,8 @@ class Tiling:
     @property
     def registers(self) -> int:
         """Estimated registers of a thread besides what is in flight: weights, sums, cells, and the rest."""
+        if self.warpgroups:
+            return self.weight_registers + self.rows // 2 + 12 * self.cells + 56
         # In flight and waiting, gates take twice as many in float32; scaled ones of several cells wait a step only.
         single = self.scaled and self.cells > 1
         cell = (17 if self.backward else 14 if single else 12) + (6 if self.value_bytes == 4 and not single else 0)
@@ -147,10 +171,14 @@ class Tiling:
 
     @property
     def _sum_bytes(self) -> int:
+        if self.warpgroups:
+            return 2 * 4 * self.parts * self.rows * (self.tile_groups * 64 + 4)
         return 2 * 4 * self.warps * self.rows * (self.tiles * 16 + 4)
 
     @property
     def _lent_bytes(self) -> int:
+        if self.warpgroups:  # batch rows, in panels of 64 values
+            return self.parts * math.ceil(self._slice / 64) * self.rows * 128 + 1024
         return (self.tiles - self.resident) * self.warps * self.spans * self._fragments * 512
 
     @property
@@ -171,6 +199,8 @@ class Tiling:
     @property
     def _polls(self) -> tuple[int, int]:
         free, spans = (_register_limit(self.warps) - self.registers) // 4, self.spans
+        if self.warpgroups:
+            return 1, 1
         sizes = (size for size in (4, 3, 2) if spans % size == 0 or size < spans)
         chunk = next((size for size in sizes if free // size >= 2), 1)
         return chunk, max(1, min(4, 10 // chunk, free // chunk))
@@ -194,6 +224,8 @@ class Tiling:
             "ONE_ROW": int(self.one_row),
             "SHARED_BYTES": self.shared_bytes,
         }
+        if self.warpgroups:
+            names["WARPGROUPS"] = 1
         return {**names, "SPLIT": self.split, "STAGED": self.staged} if self.backward else names
 
     def quantities(self) -> dict[str, float]:
@@ -248,7 +280,8 @@ class Tiling:
     def ranking(self) -> str:
         """The name of the weights that rank such tilings."""
         number = "16-bit" if self.value_bytes == 2 else "exact" if self.exact else "TF32"
-        return f"persistent {'backward' if self.backward else 'forward'} {number}"
+        way = " by warpgroups" if self.warpgroups else ""
+        return f"persistent {'backward' if self.backward else 'forward'} {number}{way}"
 
     @property
     def _poll_rounds(self) -> int:
@@ -294,8 +327,8 @@ def stacked_tiling(
 ) -> Tiling | None:
     """Return the tiling of two stacked layers in one launch with the least predicted time; None if there is no room."""
     sizes = hidden_size, batch, _ROWS_OF_STACKED, device, backward, value_bytes, exact
-    found = [dataclasses.replace(candidate, stacked=True) for candidate in candidates(*sizes)]
-    return min(found, key=lambda candidate: candidate.step_clocks(device), default=None)
+    found = [dataclasses.replace(each, stacked=True) for each in candidates(*sizes) if not each.warpgroups]
+    return min(found, key=lambda each: each.step_clocks(device), default=None)
 
 
 def candidates(
@@ -339,6 +372,9 @@ def _of_one_group(
         cut = Tiling(hidden, units, rows, warps, 1, split, backward, **numbers)
         if _whole_tiles(cut):
             found += [placed for placed in _with_weights_placed(cut) if fits(placed, device)]
+        if _has_warpgroups(cut, device):
+            whole = dataclasses.replace(cut, resident=cut.tiles, warpgroups=True)
+            found += [whole] if fits(whole, device) else []
     return tuple(found)
 
 
@@ -354,6 +390,12 @@ def _with_weights_placed(cut: Tiling) -> list[Tiling]:
             one = dataclasses.replace(one, resident=one.resident - 1)
         placed.append(one)
     return list(dict.fromkeys(placed))
+
+
+def _has_warpgroups(cut: Tiling, device: Device) -> bool:
+    # wgmma is an instruction of this architecture alone.
+    possible = device.capability == (9, 0) and cut.value_bytes == 2 and not cut.backward and cut.cell_size is None
+    return possible and cut.warps % (4 * cut.tile_groups) == 0
 
 
 def _whole_tiles(cut: Tiling) -> bool:
@@ -378,6 +420,8 @@ def fits(cut: Tiling, device: Device) -> bool:
         return False
     # With fewer loads in flight a warp waits for memory once for each of them.
     chunk, ahead = cut._polls
+    if cut.warpgroups:
+        return True
     return ahead * chunk >= min(3, cut.spans * cut.rows // 8)
 
 
