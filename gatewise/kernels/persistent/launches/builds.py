@@ -17,7 +17,7 @@ from gatewise.kernels.persistent.sizes import layer_pairs
 
 
 class Compilation(Protocol):
-    """What can be compiled ahead of its first launch, such as a `Launch`."""
+    """What can be compiled ahead of its first launch, such as a `Launch` or a `TritonLaunch`."""
 
     @property
     def source(self) -> Hashable:
@@ -25,7 +25,7 @@ class Compilation(Protocol):
         ...
 
     @property
-    def compile(self) -> Callable[[], bytes]:
+    def compile(self) -> Callable[[], object]:
         """A function that compiles the source, or takes it from the cache on the disk."""
         ...
 
@@ -49,22 +49,32 @@ def build_launches(problem: Problem, device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def building(needed: Iterable[Compilation], workers: int | None = None) -> Iterator[int]:
+def building(
+    needed: Iterable[Compilation], workers: int | None = None, device: torch.device | None = None
+) -> Iterator[int]:
     """Compile kernels in other threads while the context runs, the same code once; yield the number of compilations.
 
     A kernel that is launched before it is compiled waits for its compilation. An error is raised where the kernel is
     launched, not here.
 
     Args:
-        needed: The kernels, the most urgent first.
+        needed: The kernels, the most urgent first; the first ones are compiled while the others are found.
         workers: The number of threads; None for this process's share of the CPUs.
+        device: The CUDA device that is the current one of the threads; None for the first.
     """
-    distinct = list({each.source: each for each in needed}.values())
-    pool = concurrent.futures.ThreadPoolExecutor(workers or _share_of_cpus())
+
+    def begin() -> None:
+        if device is not None and device.index is not None:
+            torch.cuda.set_device(device)
+
+    pool = concurrent.futures.ThreadPoolExecutor(workers or _share_of_cpus(), initializer=begin)
+    begun = set()
     try:
-        for each in distinct:
-            pool.submit(each.compile)  # what fails here fails again, with its error, where it is launched
-        yield len(distinct)
+        for each in needed:
+            if each.source not in begun:
+                begun.add(each.source)
+                pool.submit(each.compile)  # what fails here fails again, with its error, where it is launched
+        yield len(begun)
     finally:
         pool.shutdown(cancel_futures=True)
 
