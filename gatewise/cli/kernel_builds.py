@@ -66,12 +66,13 @@ def layer_builds(calls: Iterable[LayerCall], precision: str, device: Device) -> 
         device: The device.
     """
     # Imported with the toolchain for CUDA.
-    from gatewise.kernels.persistent.launches.builds import launches_of
+    from gatewise.kernels.persistent.launches.builds import copies_of, launches_of
 
     for call in dict.fromkeys(calls):
         decision = decided(call, precision, device)
         if decision.chosen == "persistent":
             yield from launches_of(decision.problem, device)
+            yield from copies_of(decision.problem, device)
 
 
 def decided(call: LayerCall, precision: str, device: Device) -> Decision:

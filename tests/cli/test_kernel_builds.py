@@ -15,6 +15,7 @@ from gatewise.contract.triton_kernels import TritonLaunch
 from gatewise.data import PairBatches, ParallelText, build_vocabularies
 from gatewise.feeding.builds import Compilation
 from gatewise.kernels.persistent.launches import Launch, builds
+from gatewise.kernels.persistent.launches.auxiliary import Copying
 from gatewise.models import LanguageModel, Seq2Seq, fused_softmax
 from gatewise.selection import explain
 
@@ -50,6 +51,8 @@ def test_every_call_of_every_batch_is_compiled_ahead(monkeypatch, feeding):
             assert decision.chosen == "persistent"
             seen |= {launch.source for launch in builds.launches_of(decision.problem, H200)}
     assert seen == {each.source for each in built if isinstance(each, Launch)}
+    # The encoder's gradients gather what sequences of several lengths have read.
+    assert {each for each in built if isinstance(each, Copying)} == {Copying("operands", 16, "sm_90")}
     others = {each.file.name for each in built if isinstance(each, Compilation)}
     assert others == ({"cell.cu", "attend.cu"} if feeding else set())
 
@@ -139,7 +142,7 @@ def test_calls_of_evaluations_are_decided_without_gradients():
 def test_a_call_that_occurs_again_is_decided_once(monkeypatch):
     call = LayerCall(translation_model().encoder[0], (12, 40, 64), lengths=True)
     once = list(layer_builds([call], "bfloat16", H200))
-    assert len(once) == 2
+    assert len(once) == 3
     assert list(layer_builds([call, call._replace(lengths=True)], "bfloat16", H200)) == once
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import math
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Protocol
@@ -13,7 +14,9 @@ import torch
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.launches import Launch, backward_launch, forward_launch, pair_launch
+from gatewise.kernels.persistent.launches.auxiliary import Copying
 from gatewise.kernels.persistent.sizes import layer_pairs
+from gatewise.kernels.persistent.sizes.tilings import hidden_of
 
 
 class Compilation(Protocol):
@@ -40,6 +43,17 @@ def launches_of(problem: Problem, device: Device) -> list[Launch]:
         if problem.num_layers % 2 or not in_pairs:
             needed.append(launch(problem, problem.batch, directions, ragged, device))
     return needed
+
+
+def copies_of(problem: Problem, device: Device) -> list[Copying]:
+    """Return the kernels with which a call pads and gathers rows whose addresses are aligned, around its passes."""
+    size, architecture = problem.dtype.itemsize, device.architecture
+    padded = {each for each in (problem.hidden_size, problem.input_size) if hidden_of(each) != each}
+    found = [Copying("fit", math.gcd(16, size * each), architecture) for each in padded]
+    if problem.needs_grad and (problem.layout is not Layout.DENSE or problem.resets):
+        word = math.gcd(16, size * problem.hidden_size)
+        found.append(Copying("operands", word, architecture, problem.resets))
+    return found
 
 
 def build_launches(problem: Problem, device: torch.device) -> None:
