@@ -43,5 +43,5 @@ def launches(
     if not problem.needs_grad:
         return found
     with noted() as of_gradients:
-        fused.backward(problem, inputs, result, torch.empty_like(result.context), None, needs=needs)
+        fused.backward(problem, inputs, result, tensor(*result.context.shape), None, needs=needs)
     return found + of_gradients
