@@ -109,7 +109,7 @@ def _digest(sentences: Sequence[torch.Tensor]) -> str:
         # The bytes of a sentence come after the line breaks of the sentences before it.
         breaks = np.repeat(np.arange(len(these)), [4 * each.numel() for each in these])
         text[np.arange(tokens.nbytes) + breaks] = tokens.view(np.uint8)
-        digest.update(text)
+        digest.update(text.tobytes())
     return digest.hexdigest()[:16]
 
 
