@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ from gatewise.cells import GRU, LSTM, LayerNormLSTM
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from gatewise.functional import one_step
+from gatewise.kernels.cuda import driver
 from gatewise.kernels.stepwise import single
 from gatewise.nn import stream as streams
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
@@ -325,6 +327,28 @@ def test_inference_mode_and_other_modes_can_alternate():
             stream.reset(torch.zeros(B, dtype=torch.bool))
             found.append(stream(step))
     torch.testing.assert_close(torch.stack(found), outputs(layer, x)[0])
+
+
+@pytest.mark.parametrize("name", ["LSTM", "own cell"])
+def test_a_step_takes_few_calls_of_python(name, launched, monkeypatch):
+    # A step on a GPU takes as long as 50 calls of Python.
+    monkeypatch.setattr(driver, "prepared", lambda *given: lambda: None)
+    layer, x = LAYERS[name](), x_of()
+    stream, called = layer.stream(B), {"call": 0, "c_call": 0}
+    steps(stream, x[:3])
+
+    def count(frame, event, argument):
+        if event in called:
+            called[event] += 1
+
+    sys.setprofile(count)
+    try:
+        stream(x[3])
+    finally:
+        sys.setprofile(None)
+    assert called["call"] <= 13 + layer.num_layers
+    assert called["c_call"] <= 12 + 2 * len(list(layer.parameters())) + 10
+    assert not launched
 
 
 REFUSED = {
