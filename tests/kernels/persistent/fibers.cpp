@@ -86,6 +86,12 @@ inline unsigned atomicAdd(unsigned* at, unsigned value) {
     return before;
 }
 
+inline unsigned atomicInc(unsigned* at, unsigned most) {
+    const unsigned before = *at;
+    *at = before >= most ? 0 : before + 1;
+    return before;
+}
+
 // What a function returns for the warp when each lane has written a word.
 template <class Function>
 static auto of_warp(unsigned own, Function function) {
@@ -112,6 +118,13 @@ static unsigned from_lane(unsigned own, int lane) {
 }
 inline unsigned __shfl_xor_sync(unsigned, unsigned own, int by) { return from_lane(own, current->lane ^ by); }
 inline float __shfl_xor_sync(unsigned, float own, int by) { return __uint_as_float(from_lane(__float_as_uint(own), current->lane ^ by)); }
+inline double __shfl_xor_sync(unsigned, double own, int by) {
+    unsigned words[2];
+    std::memcpy(words, &own, 8);
+    for (unsigned& word : words) word = from_lane(word, current->lane ^ by);
+    std::memcpy(&own, words, 8);
+    return own;
+}
 inline float __shfl_sync(unsigned, float own, int lane) { return __uint_as_float(from_lane(__float_as_uint(own), lane)); }
 inline unsigned __shfl_down_sync(unsigned, unsigned own, int by) { return from_lane(own, min(current->lane + by, 31)); }
 

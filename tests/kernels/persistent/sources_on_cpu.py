@@ -116,6 +116,9 @@ class SourcesOnCpu:
         self._asked[name] = asked
         return name
 
+    def prepared(self, *given):
+        return functools.partial(self.launch, *given)
+
     def launch(self, binary, entry, shape, arguments, device):
         self.launched.append(entry)
         grid, flag = shape.grid, failure.flag(None)
@@ -161,6 +164,7 @@ def launch_on_cpu(monkeypatch, device):
     monkeypatch.setattr(failure, "flag", lambda index: flag)
     monkeypatch.setattr(failure, "raise_if_given_up", lambda index: None)
     monkeypatch.setattr(driver, "launch", sources.launch)
+    monkeypatch.setattr(driver, "prepared", sources.prepared)
     monkeypatch.setattr(toolchain, "compile_source", sources.compile)
     monkeypatch.setattr(Device, "probe", classmethod(lambda cls, asked: device))
     for remembered in (
