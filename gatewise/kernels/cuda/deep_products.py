@@ -23,6 +23,8 @@ from gatewise.contract.device import Device
 BLOCK = 64  # terms per block of cuBLAS
 DEEP = 2048  # terms; no product of smaller depth was found to be wrong
 _TILE = 256  # rows and columns of cuBLAS's largest tile
+WIDENS = "dtype_out" in torch.ops.aten.mm.overloads()  # from PyTorch 2.8 on, on GPUs
+"""Whether products of 16-bit matrices can be float32."""
 _LEAST_BLOCKS = 8  # blocks per part; the smallest number that was observed is 24
 
 
@@ -73,11 +75,24 @@ def parts(left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def mm(left: Tensor, right: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """Return the product of two matrices [M, K] and [K, N], plus an optional bias [N], in `out` if it is given."""
+    """Return the product of two matrices [M, K] and [K, N], plus an optional bias [N], in `out` if it is given.
+
+    If `out` is float32, 16-bit matrices are multiplied without rounding the result (`WIDENS`), without a bias.
+    """
+    if out is not None and out.dtype != left.dtype:
+        return _widened(left, right, out)
     first, *others = parts(left, right)
     out = torch.mm(*first, out=out) if bias is None else torch.addmm(bias, *first, out=out)
     for factors in others:
         out.addmm_(*factors)
+    return out
+
+
+def _widened(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    first, *others = parts(left, right)
+    torch.mm(*first, out_dtype=out.dtype, out=out)
+    for factors in others:
+        torch.addmm(out, *factors, out_dtype=out.dtype, out=out)
     return out
 
 
