@@ -85,6 +85,11 @@ inline unsigned atomicAdd(unsigned* at, unsigned value) {
     *at += value;
     return before;
 }
+inline int atomicMax(int* at, int value) {
+    const int before = *at;
+    *at = max(before, value);
+    return before;
+}
 
 // What a function returns for the warp when each lane has written a word.
 template <class Function>
