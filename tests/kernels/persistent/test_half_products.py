@@ -1,5 +1,7 @@
 """Float16 factors of the products after the loop, on the CPU: as accurate as TF32 rounds, for values of any size."""
 
+import functools
+
 import pytest
 import torch
 
@@ -40,8 +42,10 @@ def test_compiles_without_spills(architecture, name, macros):
     assert taken.spilled_bytes == 0
 
 
-def widened(left, right, out):
+def widened(mm, left, right, out):
     """What a GPU computes: products of float16 numbers are exact, and added up in float32, here in float64."""
+    if out.dtype == left.dtype:
+        return mm(left, right, out)
     assert left.dtype == right.dtype == torch.float16
     return out.copy_(left.double() @ right.double())
 
@@ -49,7 +53,7 @@ def widened(left, right, out):
 @pytest.fixture
 def sources(monkeypatch):
     """Run the sources on the CPU, with float16 factors."""
-    monkeypatch.setattr(deep_products, "_widened", widened)
+    monkeypatch.setattr(deep_products, "mm", functools.partial(widened, deep_products.mm))
     monkeypatch.setattr(half_operands, "uses_halves", lambda problem, features, device, *, x, weights: x or weights)
     for limit in ("_UNROUNDED_HIDDEN", "_SMALL_HIDDEN"):  # so that small layers round, too
         monkeypatch.setattr(exactness, limit, 0)
@@ -184,11 +188,9 @@ def test_values_after_the_end_of_a_sequence_count_for_nothing(sources):
 
 
 def test_sums_stay_in_float32_where_the_user_allows_float16(sources, monkeypatch):
-    allowed = []
+    allowed, mm = [], deep_products.mm
     monkeypatch.setattr(
-        deep_products,
-        "_widened",
-        lambda *given: allowed.append(torch._C._get_cublas_allow_fp16_accumulation()) or widened(*given),
+        deep_products, "mm", lambda *given: allowed.append(torch._C._get_cublas_allow_fp16_accumulation()) or mm(*given)
     )
     torch._C._set_cublas_allow_fp16_accumulation(True)
     try:
@@ -224,7 +226,7 @@ def test_float16_factors_are_used_where_they_save_time(changes, expected):
 
 def test_without_products_that_widen_nothing_changes(monkeypatch):
     problem = Problem(100, 64, 1024, 1024, dtype=torch.float32, allow_tf32=True, needs_grad=True)
-    monkeypatch.setattr(half_operands, "WIDENS", False)
+    monkeypatch.setattr(half_operands, "widens", lambda: False)
     assert not half_operands.uses_halves.__wrapped__(problem, 1024, H200, x=True, weights=True)
 
 

@@ -6,14 +6,14 @@ import torch
 from gatewise import testing
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
-from gatewise.kernels.cuda.deep_products import WIDENS
+from gatewise.kernels.cuda.deep_products import widens
 from gatewise.kernels.persistent import dry_run, replay
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes import half_operands, memory
 from tests.kernels.persistent.half_factors import UNIT, Given
 from tests.kernels.persistent.test_tf32_on_gpu import CASES, RANGES, SHAPES, compare, in_tf32
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not WIDENS, reason="needs products that widen their factors")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not widens(), reason="needs products that widen their factors")]
 
 LONG = Problem(1441, 8, 264, 264)  # a depth of which cuBLAS omits terms
 

@@ -38,7 +38,7 @@ from gatewise.kernels.persistent import buffers, launches
 from gatewise.kernels.persistent.launches import Factor, HalfResult, Operand, Part, Scale, Tokens
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.stack import Layer
-from gatewise.kernels.sums import of_input, recurrent_runs
+from gatewise.kernels.sums import input_runs, of_input, recurrent_runs
 
 
 class _Gradients(NamedTuple):
@@ -199,18 +199,18 @@ def _products(
 ) -> None:
     """Write the gradients of a direction's W_ih and W_hh."""
     hidden, gates = hidden_of(problem.hidden_size), len(problem.cell.gates)
-    with scratch.frame():
-        products = []
-        for factor, result in zip(factors, into, strict=True):
-            shape = gates * hidden, factor.shape[1]
-            products.append(result if result.shape == shape else scratch.new_empty(shape))
-        (x, states), (of_x, of_states) = factors, products
-        deep_products.mm(of_input(own.factor, gates * hidden).t(), x, of_x)
-        for run in recurrent_runs(problem.cell):
-            deep_products.mm(run.columns_of(own.factor, hidden).t(), states, run.rows_of(of_states, hidden))
-        launches.write_results(
-            [
-                HalfResult((Part(product, found, largest_gradient=own.largest),), result, gates)
-                for product, found, result in zip(products, largest, into, strict=True)
-            ]
-        )
+    runs = input_runs(problem.cell), recurrent_runs(problem.cell)
+    in_place = []
+    for factor, found, result, own_runs in zip(factors, largest, into, runs, strict=True):
+        shape = gates * hidden, factor.shape[1]
+        with scratch.frame():
+            product = result if result.shape == shape else scratch.new_empty(shape)
+            for run in own_runs:
+                deep_products.mm(run.columns_of(own.factor, hidden).t(), factor, run.rows_of(product, hidden))
+            scaled = HalfResult((Part(product, found, largest_gradient=own.largest),), result, gates)
+            if product is result:
+                in_place.append(scaled)
+            else:  # one after the other, which takes less memory
+                launches.write_results([scaled])
+    if in_place:
+        launches.write_results(in_place)

@@ -8,7 +8,7 @@ from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Work
 from gatewise.contract.problem import Problem
-from gatewise.kernels.cuda.deep_products import WIDENS
+from gatewise.kernels.cuda.deep_products import widens
 from gatewise.kernels.persistent.sizes import layer_pairs
 from gatewise.kernels.persistent.sizes.exactness import rounds_to_tf32
 from gatewise.kernels.persistent.sizes.memory import copies_states
@@ -24,7 +24,7 @@ def halves_factors(problem: Problem, device: Device) -> bool:
     """Whether a problem may use float16 factors: it rounds to TF32, and cuBLAS multiplies float16 much faster."""
     # The other schedules add up products of segments, or have gradients of sums in two tensors.
     fits = rounds_to_tf32(problem) and has_fused_passes(problem.cell) and not problem.rebuilds_gates
-    return fits and WIDENS and device.capability == _MEASURED
+    return fits and widens() and device.capability == _MEASURED
 
 
 @functools.lru_cache(maxsize=4096)
