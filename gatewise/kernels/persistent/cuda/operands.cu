@@ -2,9 +2,9 @@
 // each step reads. Values after the end of a sequence, padding, and hidden states at the steps that begin an episode
 // (see episodes.cuh) are zeros.
 //
-// With HALVES, token n's values are multiplied by 2^(C - a_n), where 2^a_n is the scale of the token's gradients (scales.cuh),
-// so that all terms of a product over tokens have the scale 2^C. C is the largest with which nothing overflows: the smallest
-// a_n, plus the power that the largest of the values allows.
+// With HALVES, token n's values are multiplied by 2^(C - a_n), where 2^a_n is the power of two of the token's gradients
+// (scales.cuh), so that all terms of a sum over tokens have the scale 2^C. C brings the largest value to [2^14, 2^15) where a_n
+// is smallest.
 // Compile-time constants: BYTES and HALVES (see word.cuh), of which every row and width is a whole number of words; RESETS.
 #include "word.cuh"
 

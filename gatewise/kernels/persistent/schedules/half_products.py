@@ -1,13 +1,13 @@
 """The matrix products after the loop in TF32, as float16 products with the same number of mantissa bits.
 
-They give the gradients of x and of the weights. cuBLAS multiplies transposed TF32 factors at 30 % of the tensor cores'
-rate, and float16 factors at 90 %. Float16 has TF32's ten mantissa bits, but not its exponents. Factors are therefore
-multiplied by powers of two, and the results divided by them (`cuda/scales.cuh`). With dG [tokens, 4H] the gradients of
-the gate sums, and h the hidden states that the steps read:
+They give the gradients of x and of the weights. cuBLAS multiplies transposed TF32 factors at about a third of the rate
+of float16 factors. Float16 has TF32's ten mantissa bits, but not its exponents. Factors are therefore multiplied by
+powers of two, and the results divided by them (`cuda/scales.cuh`). With dG [tokens, 4H] the gradients of the gate sums,
+and h the hidden states that the steps read:
 
     dG'_n = 2^a_n dG_n                  the largest value of each token's row is in [2^14, 2^15)
     W'    = 2^w W_ih                    the largest value is in [2^14, 2^15)
-    x'_n  = 2^(C - a_n) x_n             C is the largest with which nothing can overflow; h' likewise
+    x'_n  = 2^(C - a_n) x_n             for the smallest a_n, the largest value is in [2^14, 2^15); h' likewise
     dx_n  = 2^-(a_n + w) dG'_n W'
     dW_ih = 2^-C dG'^T x',  dW_hh = 2^-C dG'^T h'
 

@@ -16,12 +16,12 @@ from gatewise.kernels.persistent.sizes.step import has_fused_passes
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.sums import SUMS
 
-_MEASURED = (9, 0)  # the compute capability on which TF32 products were found to be slower than half of float16's rate
+_MEASURED = (9, 0)  # the compute capability of the GPU on which products were timed
 _ROUNDED = 6  # bytes to read a float32 value and write a float16 one
 
 
 def halves_factors(problem: Problem, device: Device) -> bool:
-    """Whether a problem may use float16 factors: it rounds to TF32, and cuBLAS multiplies float16 much faster."""
+    """Whether a problem may use float16 factors: it rounds to TF32, on a GPU on which products were timed."""
     # The other schedules add up products of segments, or have gradients of sums in two tensors.
     fits = rounds_to_tf32(problem) and has_fused_passes(problem.cell) and not problem.rebuilds_gates
     return fits and widens() and device.capability == _MEASURED
