@@ -44,6 +44,7 @@ class Work:
         matmul_flops: The floating-point operations of matrix products that libraries compute, those of time steps
             included; a multiply-add counts as two.
         exact_flops: The part of `matmul_flops` in products that are not rounded to TF32 even where that is allowed.
+        half_flops: The part of `matmul_flops` in products of float16 factors, in a problem that rounds to TF32.
         resident_flops: The floating-point operations of products that a persistent kernel computes between two
             exchanges, counted as if every multiprocessor did as many as the busiest one.
         bytes_moved: The bytes read from and written to device memory.
@@ -60,6 +61,7 @@ class Work:
 
     matmul_flops: float = 0.0
     exact_flops: float = 0.0
+    half_flops: float = 0.0
     resident_flops: float = 0.0
     bytes_moved: float = 0.0
     cached_bytes: float = 0.0

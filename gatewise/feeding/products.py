@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
 from gatewise.kernels.cuda import deep_products
+from gatewise.kernels.cuda.deep_products import widens
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> None:
@@ -20,18 +19,14 @@ def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> 
         add: Whether to add the product to `out`.
     """
     assert left.dtype == right.dtype
+    if left.dtype == out.dtype or (left.is_cuda and out.dtype == torch.float32 and widens()):
+        deep_products.addmm(out, left, right) if add else deep_products.mm(left, right, out)
+        return
     first, *others = deep_products.parts(left, right)
     if others:
         multiply(*first, out, add=add)
         for factors in others:
             multiply(*factors, out, add=True)
-    elif left.dtype == out.dtype:
-        torch.addmm(out, left, right, out=out) if add else torch.mm(left, right, out=out)
-    elif left.is_cuda and out.dtype == torch.float32 and widens():
-        if add:
-            torch.addmm(out, left, right, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
-        else:
-            torch.mm(left, right, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
     elif left.dtype == torch.float16:  # a product may exceed the range of float16
         multiply(left.to(out.dtype), right.to(out.dtype), out, add=add)
     elif add:
@@ -49,9 +44,3 @@ def multiply_planes(left: Tensor, right: Tensor, out: Tensor) -> None:
         torch.bmm(left, right, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
     else:
         torch.bmm(left.to(out.dtype), right.to(out.dtype), out=out)
-
-
-@functools.cache
-def widens() -> bool:
-    """Return whether PyTorch's products on a GPU can have a wider result dtype, as they can from version 2.8 on."""
-    return any("out_dtype" in str(schema) for schema in torch._C._jit_get_schemas_for_operator("aten::mm"))

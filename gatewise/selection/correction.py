@@ -43,7 +43,9 @@ def busy(work: Work, problem: Problem, device: Device) -> float:
     """Return the estimated seconds of the device: the roofline, and launches and exchanges besides."""
     exact_rate = device.matmul_rate(problem.dtype)
     rate = device.matmul_rate(problem.dtype, allow_tf32=problem.allow_tf32)
-    arithmetic = (work.matmul_flops - work.exact_flops) / rate + work.exact_flops / exact_rate
+    half_rate = device.matmul_rate(torch.float16)
+    others = work.matmul_flops - work.exact_flops - work.half_flops
+    arithmetic = others / rate + work.exact_flops / exact_rate + work.half_flops / half_rate
     traffic = work.bytes_moved / device.memory_bandwidth + work.cached_bytes / device.cache_bandwidth
     resident = work.resident_flops / (exact_rate if work.exact_flops else rate)
     waiting = work.launches * device.launch_seconds + work.exchanges * device.exchange_seconds

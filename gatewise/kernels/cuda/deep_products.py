@@ -73,18 +73,37 @@ def parts(left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def mm(left: Tensor, right: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """Return the product of two matrices [M, K] and [K, N], plus an optional bias [N], in `out` if it is given."""
+    """Return the product of two matrices [M, K] and [K, N], plus an optional bias [N], in `out` if it is given.
+
+    On a GPU `out` may be float32 and the matrices 16-bit, if PyTorch `widens`; the bias is then None.
+    """
     first, *others = parts(left, right)
-    out = torch.mm(*first, out=out) if bias is None else torch.addmm(bias, *first, out=out)
+    if out is not None and out.dtype != left.dtype:
+        torch.mm(*first, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
+    else:
+        out = torch.mm(*first, out=out) if bias is None else torch.addmm(bias, *first, out=out)
     for factors in others:
-        out.addmm_(*factors)
+        _add(out, *factors)
     return out
 
 
 def addmm(out: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the product of two matrices to `out`."""
+    """Add the product of two matrices to `out`, which may be float32 as in `mm`."""
     for factors in parts(left, right):
-        out.addmm_(*factors)
+        _add(out, *factors)
+
+
+def _add(out: Tensor, left: Tensor, right: Tensor) -> None:
+    if out.dtype == left.dtype:
+        out.addmm_(left, right)
+    else:
+        torch.addmm(out, left, right, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
+
+
+@functools.cache
+def widens() -> bool:
+    """Return whether PyTorch's products on a GPU can have a wider result dtype, as they can from version 2.8 on."""
+    return any("out_dtype" in str(schema) for schema in torch._C._jit_get_schemas_for_operator("aten::mm"))
 
 
 def bmm(left: Tensor, right: Tensor, out: Tensor, *, adds: bool = False) -> None:

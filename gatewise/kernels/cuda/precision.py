@@ -1,4 +1,4 @@
-"""Select TF32 or full float32 precision for PyTorch's matrix products within a block."""
+"""Select the precision of PyTorch's matrix products within a block."""
 
 from __future__ import annotations
 
@@ -39,3 +39,20 @@ def products_in_tf32(problem: Problem) -> Iterator[None]:
         yield
     finally:
         setattr(matmul, setting, before)
+
+
+@contextlib.contextmanager
+def sums_in_float32() -> Iterator[None]:
+    """Let `torch.mm` add up float16 products in float32 in the block, also where the user allows sums in float16.
+
+    Float16 sums overflow at 65504. As in `products_in_tf32`, the setting applies to the whole process.
+    """
+    before = torch._C._get_cublas_allow_fp16_accumulation()
+    if not before:
+        yield
+        return
+    torch._C._set_cublas_allow_fp16_accumulation(False)
+    try:
+        yield
+    finally:
+        torch._C._set_cublas_allow_fp16_accumulation(before)

@@ -21,7 +21,7 @@ from gatewise.kernels.carried import (
     without_hidden,
 )
 from gatewise.kernels.persistent.criteria import CRITERIA
-from gatewise.kernels.persistent.sizes import layer_pairs
+from gatewise.kernels.persistent.sizes import half_operands, layer_pairs
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of, has_two_tensors
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.memory import (
@@ -99,6 +99,7 @@ class _Persistent:
         )
         for own in cuts:
             work += own.loops(problem, device)
+        work += half_operands.work(problem, device)
         if problem.resets:
             work += _resets(problem, planes)
         if isinstance(problem.cell, Regularised):

@@ -115,8 +115,11 @@ def test_gradients_agree_when_every_product_is_split(monkeypatch, options, lean)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("widened", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_every_term_is_counted_on_a_gpu(dtype):
+def test_every_term_is_counted_on_a_gpu(dtype, widened):
+    if widened and not deep_products.widens():
+        pytest.skip("this version of PyTorch has no such products")
     generator = random.Random(0)
     sizes = WRONG + [
         (8 * 2 ** generator.randrange(9), int(2 ** generator.uniform(11, 17)), 2 ** generator.randrange(10))
@@ -126,7 +129,8 @@ def test_every_term_is_counted_on_a_gpu(dtype):
         left = torch.ones(depth, rows, dtype=dtype, device="cuda").t()
         right = torch.zeros(depth, columns, dtype=dtype, device="cuda")
         right[-256:] = 1
-        assert bool((deep_products.mm(left, right) == 256).all()), (rows, depth, columns)
+        out = torch.empty(rows, columns, device="cuda") if widened else None
+        assert bool((deep_products.mm(left, right, out) == 256).all()), (rows, depth, columns)
 
 
 @pytest.mark.gpu

@@ -85,6 +85,11 @@ inline unsigned atomicAdd(unsigned* at, unsigned value) {
     *at += value;
     return before;
 }
+inline int atomicMax(int* at, int value) {
+    const int before = *at;
+    *at = max(before, value);
+    return before;
+}
 
 inline unsigned atomicInc(unsigned* at, unsigned most) {
     const unsigned before = *at;

@@ -17,7 +17,7 @@ import pytest
 from gatewise.contract.device import Device
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.persistent import launches
-from gatewise.kernels.persistent.launches import auxiliary, compiled, failure
+from gatewise.kernels.persistent.launches import auxiliary, compiled, failure, half_products
 from tests.kernels.cuda_on_cpu import COMMON, PRELUDE, compile_cpp, precompiled, write_sources
 from tests.kernels.persistent.emulation import emulate
 
@@ -27,6 +27,7 @@ _REAL = {
         *("forward_launch", "backward_launch", "pair_launch", "forward_pass", "backward_pass", "resized"),
         *("row_forward_pass", "row_backward_pass"),
         *("write_operands", "longest_first", "activate"),
+        *("halve_rows", "halved", "write_results"),
     )
 }
 _FIBERS = (Path(__file__).parent / "fibers.cpp").read_text()
@@ -172,6 +173,7 @@ def launch_on_cpu(monkeypatch, device):
         auxiliary._copying_code,
         auxiliary._sorting_code,
         auxiliary._activating_code,
+        half_products._code,
     ):
         remembered.cache_clear()
     return sources

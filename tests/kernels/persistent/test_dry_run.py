@@ -85,8 +85,8 @@ def allocates_more(monkeypatch, owner, name):
 
     def more(*given, **options):
         arguments = [*given, *options.values()]
-        scratch = next(own for own in arguments if hasattr(own, "frame"))
-        held = scratch.new_empty(MIB, dtype=torch.uint8)
+        like = next(own for own in arguments if hasattr(own, "new_empty"))
+        held = like.new_empty(MIB, dtype=torch.uint8)
         found = real(*given, **options)
         del held
         return found
@@ -103,7 +103,7 @@ def allocates_more(monkeypatch, owner, name):
         (PAIR, LayerPair, "backward"),
         (LEAN, Checkpointed, "backward"),
         (TRACED, SingleLayer, "backward"),
-        (PROJECTED, projection, "_weight_gradients"),
+        (PROJECTED, projection, "_with_projections"),
     ],
     ids=str,
 )

@@ -1,22 +1,31 @@
 // Copies a matrix whose rows come in groups to one of another size: each group is padded with zeros, or cropped.
-// Compile-time constant: BYTES, the size of a word, 2, 4, 8 or 16; every row and width is a whole number of words.
+// With HALVES, all values are multiplied by the same power of two, by that of the largest.
+// Compile-time constants: BYTES and HALVES (see word.cuh), of which every row and width is a whole number of words.
 #include "word.cuh"
 
 struct Fit {
     const Word* from;
-    Word* to;                           // [rows, columns]
+    Stored* to;                         // [rows, columns]
     long long stride;                   // the distance from one row of `from` to the next, in words
     int from_group, from_columns;       // the rows of a group, and the columns, of `from`
     int rows, group, columns;
+    const int* largest;                 // of the values; read with HALVES
 };
 
+#if HALVES
+__device__ __forceinline__ Scale scale_of(const Fit& p) { return Scale::of(TOP - exponent_of_largest(*p.largest)); }
+#else
+__device__ __forceinline__ Scale scale_of(const Fit&) { return {}; }
+#endif
+
 extern "C" __global__ void recurrent_fit(const Fit p) {
+    const Scale scale = scale_of(p);
     for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
         const int within = row % p.group;
         const Word* const from = p.from + (size_t)(row / p.group * p.from_group + within) * p.stride;
-        Word* const to = p.to + (size_t)row * p.columns;
+        Stored* const to = p.to + (size_t)row * p.columns;
         const int filled = within < p.from_group ? min(p.from_columns, p.columns) : 0;
 #pragma unroll 4
-        for (int column = threadIdx.x; column < p.columns; column += blockDim.x) to[column] = column < filled ? from[column] : zero();
+        for (int column = threadIdx.x; column < p.columns; column += blockDim.x) to[column] = column < filled ? stored(from[column], scale) : zero();
     }
 }

@@ -1,5 +1,23 @@
-// The type that copies load and store: a word of BYTES, 2, 4, 8 or 16.
+// What copies load and store. Without HALVES both are words of BYTES, 2, 4, 8 or 16. With HALVES, copies load words of BYTES,
+// 4, 8 or 16, with float32 numbers, multiply these by a power of two, and store them as float16 numbers.
 #pragma once
+#if HALVES
+#include "scales.cuh"
+
+struct alignas(BYTES) Word {
+    float at[BYTES / 4];
+};
+struct alignas(BYTES / 2) Stored {
+    Float16::Value at[BYTES / 4];
+};
+__device__ __forceinline__ Stored zero() { return {}; }
+__device__ __forceinline__ Stored stored(const Word& word, const Scale& scale) {
+    Stored found;
+#pragma unroll
+    for (int i = 0; i < BYTES / 4; ++i) found.at[i] = Float16::narrowed(scale(word.at[i]));
+    return found;
+}
+#else
 #if BYTES == 2
 using Word = unsigned short;
 __device__ __forceinline__ Word zero() { return 0; }
@@ -12,4 +30,8 @@ __device__ __forceinline__ Word zero() { return make_uint2(0, 0); }
 #else
 using Word = uint4;
 __device__ __forceinline__ Word zero() { return make_uint4(0, 0, 0, 0); }
+#endif
+using Stored = Word;
+struct Scale {};
+__device__ __forceinline__ Stored stored(const Word& word, const Scale&) { return word; }
 #endif

@@ -9,8 +9,10 @@ launches in one place.
 
 from gatewise.kernels.persistent.launches.auxiliary import (
     Operand,
+    Scale,
     activate,
     fill_unwritten,
+    halved,
     longest_first,
     resized,
     write_operands,
@@ -24,6 +26,7 @@ from gatewise.kernels.persistent.launches.compiled import (
     pair_launch,
 )
 from gatewise.kernels.persistent.launches.failure import raise_if_given_up
+from gatewise.kernels.persistent.launches.half_products import Factor, HalfResult, Part, halve_rows, write_results
 from gatewise.kernels.persistent.launches.masks import Masks
 from gatewise.kernels.persistent.launches.passes import (
     BetweenLayers,
@@ -48,13 +51,17 @@ from gatewise.kernels.persistent.launches.tokens import Tokens
 __all__ = [
     "SOURCES",
     "BetweenLayers",
+    "Factor",
+    "HalfResult",
     "KeptRows",
     "Launch",
     "LayerWeights",
     "Masks",
     "Operand",
     "Pair",
+    "Part",
     "RowWeights",
+    "Scale",
     "Tokens",
     "activate",
     "address",
@@ -65,6 +72,8 @@ __all__ = [
     "fill_unwritten",
     "forward_launch",
     "forward_pass",
+    "halve_rows",
+    "halved",
     "launch_of",
     "longest_first",
     "pair",
@@ -75,4 +84,5 @@ __all__ = [
     "row_backward_pass",
     "row_forward_pass",
     "write_operands",
+    "write_results",
 ]

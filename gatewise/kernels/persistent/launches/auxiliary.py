@@ -46,6 +46,7 @@ class _Fit(ctypes.Structure):
         ("target", ctypes.c_void_p),
         ("stride", ctypes.c_longlong),
         *((name, ctypes.c_int) for name in ("source_group", "source_columns", "rows", "group", "columns")),
+        ("largest", ctypes.c_void_p),
     ]
 
 
@@ -71,21 +72,45 @@ def resized(
     """
     if into is None and matrix.shape == (groups * rows, columns) and matrix.data_ptr() % 16 == 0:
         return matrix.contiguous()
-    if matrix.stride(1) != 1:
-        matrix = matrix.contiguous()
     target = (scratch or matrix).new_empty(groups * rows, columns) if into is None else into
+    return _fitted(matrix, target, groups)
+
+
+def _fitted(matrix: Tensor, target: Tensor, groups: int, largest: Tensor | None = None) -> Tensor:
+    """Write a matrix to a contiguous one of another size, in float16 if the largest magnitude is given."""
     if target.is_meta or not target.numel():
         return target
-    stride, source_columns = matrix.stride(0), matrix.shape[1]
-    size, start, end = matrix.element_size(), matrix.data_ptr(), target.data_ptr()
+    if matrix.stride(1) != 1:
+        matrix = matrix.contiguous()
+    (rows, columns), (source_rows, source_columns) = target.shape, matrix.shape
+    stride, size, start = matrix.stride(0), matrix.element_size(), matrix.data_ptr()
+    end = target.data_ptr() * (size // target.element_size())
     word = math.gcd(16, start, end, stride * size, source_columns * size, columns * size)
     values = word // size
-    sizes = stride // values, matrix.shape[0] // groups, source_columns // values
-    arguments = _Fit(start, end, *sizes, groups * rows, rows, columns // values)
-    shape = driver.Shape((min(groups * rows, _MOST_BLOCKS), 1, 1), _THREADS, 0, cooperative=False)
+    sizes = stride // values, source_rows // groups, source_columns // values
+    found = None if largest is None else largest.data_ptr()
+    arguments = _Fit(start, target.data_ptr(), *sizes, rows, rows // groups, columns // values, found)
+    shape = driver.Shape((min(rows, _MOST_BLOCKS), 1, 1), _THREADS, 0, cooperative=False)
     with on(matrix.device):
-        driver.launch(_copying_code("fit", word, matrix.device), "recurrent_fit", shape, arguments, matrix.device)
+        binary = _copying_code("fit", word, matrix.device, halves=largest is not None)
+        driver.launch(binary, "recurrent_fit", shape, arguments, matrix.device)
     return target
+
+
+def halved(matrix: Tensor, rows: int, columns: int, groups: int, largest: Tensor, scratch: Scratch) -> Tensor:
+    """Return a float32 matrix [groups * rows, columns], as `resized`, in float16.
+
+    All values are multiplied by the power of two that brings the largest to [2^14, 2^15).
+
+    Args:
+        matrix: The matrix.
+        rows: The number of rows of each group.
+        columns: The number of columns, a multiple of 8.
+        groups: The number of groups of rows.
+        largest: The bits of the largest finite magnitude, from `halve_rows`.
+        scratch: The memory that the result is allocated in.
+    """
+    return _fitted(matrix, scratch.new_empty(groups * rows, columns, dtype=torch.float16), groups, largest)
 
 
 class Operand(NamedTuple):
@@ -109,13 +134,28 @@ class Operand(NamedTuple):
         return scratch.new_empty(tokens.time * tokens.batch, hidden_of(self.source.shape[2]))
 
 
+class Scale(NamedTuple):
+    """What determines the powers of two by which the values of an operand are multiplied, see operands.cu.
+
+    Attributes:
+        exponents: The biased exponent of the largest gradient of each token [tokens], int32.
+        largest_gradient: The bits of the largest magnitude of all gradients.
+        largest: The bits of the largest magnitude of the operand.
+    """
+
+    exponents: Tensor
+    largest_gradient: Tensor
+    largest: Tensor
+
+
 class _Operand(ctypes.Structure):
     """The struct `Operand` of operands.cu, field by field."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("source", "first", "target")),
         *((name, ctypes.c_longlong) for name in ("step", "row")),
-        *((name, ctypes.c_int) for name in ("columns", "width", "shift", "start")),
+        *((name, ctypes.c_int) for name in ("columns", "width", "stride", "shift", "start")),
+        *((name, ctypes.c_void_p) for name in Scale._fields),
     ]
 
 
@@ -136,6 +176,7 @@ def write_operands(
     tokens: Tokens,
     lengths: Tensor | None,
     resets: Tensor | None = None,
+    scales: Sequence[Scale] = (),
 ) -> None:
     """Gather the values of operands in one launch, with zeros after the end of sequences and as padding.
 
@@ -146,12 +187,15 @@ def write_operands(
         lengths: The sequence lengths [B] on the device, int64, or None.
         resets: The steps of the whole sequence at which episodes begin [T, B], or None. Where a step reads zeros in
             place of the hidden states before it, operands with a shift are zeros.
+        scales: For each operand, what determines the powers of two by which its float32 values are multiplied; the
+            memory is then float16, in rows of any distance. Nothing to gather the values as they are.
     """
     sources = [own._replace(source=_with_contiguous_rows(own.source)) for own in wanted]
     if into[0].is_meta or not tokens.time * tokens.batch:
         return
     word = math.gcd(16, *(_alignment(own, target) for own, target in zip(sources, into, strict=True)))
-    each = [_struct(own, target, word) for own, target in zip(sources, into, strict=True)]
+    every = scales or [None] * len(wanted)
+    each = [_struct(*given, word) for given in zip(sources, into, every, strict=True)]
     arguments = _Operands(
         (_Operand * MOST_OPERANDS)(*each),
         None if lengths is None else lengths.data_ptr(),
@@ -166,7 +210,7 @@ def write_operands(
     blocks = min(-(-tokens.time * tokens.batch // (_THREADS // 32)), _MOST_BLOCKS)  # a warp copies a token
     shape = driver.Shape((blocks, len(each), 1), _THREADS, 0, cooperative=False)
     with on(device):
-        binary = _copying_code("operands", word, device, resets is not None)
+        binary = _copying_code("operands", word, device, resets is not None, bool(scales))
         driver.launch(binary, "recurrent_operands", shape, arguments, device)
 
 
@@ -176,11 +220,13 @@ def _with_contiguous_rows(source: Tensor) -> Tensor:
 
 def _alignment(own: Operand, target: Tensor) -> int:
     size, (_, _, columns) = own.source.element_size(), own.source.shape
-    starts = [tensor.data_ptr() for tensor in (own.source, own.first, target) if tensor is not None]
-    return math.gcd(*starts, *(size * values for values in (*own.source.stride()[:2], columns, target.shape[1])))
+    starts = [tensor.data_ptr() for tensor in (own.source, own.first) if tensor is not None]
+    starts.append(target.data_ptr() * (size // target.element_size()))
+    distances = *own.source.stride()[:2], columns, target.shape[1], target.stride(0)
+    return math.gcd(*starts, *(size * values for values in distances))
 
 
-def _struct(own: Operand, target: Tensor, word: int) -> _Operand:
+def _struct(own: Operand, target: Tensor, scale: Scale | None, word: int) -> _Operand:
     values = word // own.source.element_size()
     return _Operand(
         own.source.data_ptr(),
@@ -190,14 +236,16 @@ def _struct(own: Operand, target: Tensor, word: int) -> _Operand:
         own.source.stride(1) // values,
         own.source.shape[2] // values,
         target.shape[1] // values,
+        target.stride(0) // values,
         own.shift,
         own.start,
+        *(() if scale is None else [each.data_ptr() for each in scale]),
     )
 
 
 @functools.lru_cache(maxsize=128)
-def _copying_code(name: str, word: int, device: torch.device, resets: bool = False) -> bytes:
-    return Copying(name, word, Device.probe(device).architecture, resets).compile()
+def _copying_code(name: str, word: int, device: torch.device, resets: bool = False, halves: bool = False) -> bytes:
+    return Copying(name, word, Device.probe(device).architecture, resets, halves).compile()
 
 
 class Copying(NamedTuple):
@@ -208,12 +256,14 @@ class Copying(NamedTuple):
         word: The number of bytes that a thread copies at once.
         architecture: The architecture.
         resets: Whether episodes begin inside of sequences.
+        halves: Whether float32 numbers are copied as float16 numbers.
     """
 
     name: str
     word: int
     architecture: str
     resets: bool = False
+    halves: bool = False
 
     @property
     def source(self) -> Copying:
@@ -222,7 +272,8 @@ class Copying(NamedTuple):
 
     def compile(self) -> bytes:
         """Compile the source, or take it from the cache on the disk."""
-        macros = {"BYTES": self.word, "RESETS": int(self.resets)}
+        macros = {"BYTES": self.word, "RESETS": int(self.resets), "HALVES": int(self.halves)}
+        macros |= formats.macros(torch.float32) if self.halves else {}
         return toolchain.compile_source(SOURCES / f"{self.name}.cu", self.architecture, macros)
 
 

@@ -17,7 +17,7 @@ from gatewise.contract.saved import OutputGradients, Result
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import buffers, launches
 from gatewise.kernels.persistent.launches import BetweenLayers, LayerWeights, Pair, Tokens
-from gatewise.kernels.persistent.schedules import matrix_products
+from gatewise.kernels.persistent.schedules import layer_gradients, matrix_products
 from gatewise.kernels.persistent.sizes import memory
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.stack import Layer, LayerGradients, survivors_scale
@@ -118,18 +118,13 @@ class LayerPair:
                 between=BetweenLayers(layers.weights[1].w_ih, dy_between, mask, survivors_scale(problem)),
                 resets=layers.resets,
             )
-            if into.x is not None:
-                dsums, kept = [tokens.flat(dgates[0][0])], results[0].kept[2:]
-                dx = tokens.flat(into.x)
-                matrix_products.input_gradient(problem, dsums, layers.weights[:1], dx, scratch, kept)
-            if not weights:
-                return
-            for index, x in enumerate((layers.x, _survivors(problem, results[0].y, mask, tokens, scratch))):
+            for index in range(2 if weights else 1):
                 own = slice(index, index + 1)
-                matrix_products.weight_gradients(
+                below = layers.x if index == 0 else _survivors(problem, results[0].y, mask, tokens, scratch)
+                layer_gradients.write(
                     problem,
                     layers._replace(
-                        x=x,
+                        x=below,
                         h0=layers.h0[own],
                         weights=layers.weights[own],
                         ends_in_zeros=layers.ends_in_zeros or index > 0,
@@ -139,8 +134,10 @@ class LayerPair:
                     None,  # the launch wrote the gradients of the biases
                     layers.lengths,
                     tokens,
+                    None if index else into.x,
                     weights[index * each : (index + 1) * each],
                     scratch,
+                    results[0].kept[2:],
                 )
 
 

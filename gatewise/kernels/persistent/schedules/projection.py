@@ -11,7 +11,7 @@ is not the projection of a state: W_hh h0 is added to the gate sums of the first
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from gatewise.contract.saved import Needs, OutputGradients, Result
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import buffers
-from gatewise.kernels.persistent.schedules import matrix_products
+from gatewise.kernels.persistent.schedules import layer_gradients, matrix_products
 from gatewise.kernels.persistent.schedules.single_layer import GateGradients, gate_gradients, single_layer
 from gatewise.kernels.stack import Layer, LayerGradients
 
@@ -80,11 +80,15 @@ class Projection:
             ]
             for direction, share in enumerate(through):
                 buffers.zeros_where_episodes_begin(share, direction, layer.resets, lengths)
+            dx = found.tokens.new(layer.x, width=layer.x.shape[2]) if needs.x else None
+            others = buffers.new_weight_gradients(layer, apart=problem.traced) if needs.weights else ()
+            of_sums = found.sums, found.bias, lengths, found.tokens
+            layer_gradients.write(problem, layer, result.y, *of_sums, dx, others, scratch)
             return LayerGradients(
-                _input_gradient(problem, layer, found, scratch) if needs.x else None,
+                dx,
                 _initial_gradient(through, above.h_n, lengths) if needs.state else None,
                 found.c0 if needs.state else None,
-                _weight_gradients(problem, layer, result.y, m, found, through, above, lengths, scratch)
+                _with_projections(problem, others, m, found, through, above, lengths)
                 if needs.weights
                 else (None,) * (len(layer.weights) * problem.weights_per_direction),
             )
@@ -140,26 +144,16 @@ def _at_end(share: Tensor, lengths: Tensor | None) -> Tensor:
     return share[buffers.last_steps(lengths), torch.arange(share.shape[1], device=share.device)]
 
 
-def _input_gradient(problem: Problem, layer: Layer, found: GateGradients, scratch: Scratch) -> Tensor:
-    dx = found.tokens.new(layer.x, width=layer.x.shape[2])
-    dsums = [found.tokens.flat(sums) for sums in found.sums]
-    matrix_products.input_gradient(problem, dsums, layer.weights, found.tokens.flat(dx), scratch)
-    return dx
-
-
-def _weight_gradients(
+def _with_projections(
     problem: Problem,
-    layer: Layer,
-    y: Tensor,
+    others: Sequence[Tensor],
     m: Tensor,
     found: GateGradients,
     through: list[Tensor],
     above: OutputGradients,
     lengths: Tensor | None,
-    scratch: Scratch,
 ) -> tuple[Tensor | None, ...]:
-    others = buffers.new_weight_gradients(layer, apart=problem.traced)
-    matrix_products.weight_gradients(problem, layer, y, found.sums, found.bias, lengths, found.tokens, others, scratch)
+    """Return the gradients of all weights from those of the others, with those of the projections."""
     each = problem.weights_per_direction - 1
     gradients: list[Tensor | None] = []
     for direction, (own, states) in enumerate(zip(through, m.chunk(len(through), -1), strict=True)):

@@ -14,7 +14,7 @@ from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import buffers, launches
 from gatewise.kernels.persistent.buffers import Entered
 from gatewise.kernels.persistent.launches import LayerWeights, Tokens
-from gatewise.kernels.persistent.schedules import matrix_products
+from gatewise.kernels.persistent.schedules import layer_gradients, matrix_products
 from gatewise.kernels.persistent.sizes import memory
 from gatewise.kernels.persistent.sizes.step import drops_hidden
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
@@ -147,15 +147,9 @@ class SingleLayer:
         weights = [weight for weight in into.weights if weight is not None]
         with scratch.frame(), matrix_products.in_precision_of(problem, layer.x):
             found = gate_gradients(problem, layer, result.kept, above, scratch, into)
-            if into.x is not None:
-                dsums = [found.tokens.flat(sums) for sums in found.sums]
-                dx = found.tokens.flat(into.x)
-                matrix_products.input_gradient(problem, dsums, layer.weights, dx, scratch, kept.matrices)
-            if weights:
-                y, layer = buffers.with_entered(result.y, layer, kept.entered)
-                matrix_products.weight_gradients(
-                    problem, layer, y, found.sums, found.bias, layer.lengths, found.tokens, weights, scratch
-                )
+            y, layer = buffers.with_entered(result.y, layer, kept.entered)
+            of_sums = found.sums, found.bias, layer.lengths, found.tokens
+            layer_gradients.write(problem, layer, y, *of_sums, into.x, weights, scratch, kept.matrices)
 
 
 def gate_gradients(

@@ -1,0 +1,169 @@
+"""Float16 factors of the products after the loop on a device: held to the budgets of TF32."""
+
+import pytest
+import torch
+
+from gatewise import testing
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import Needs
+from gatewise.kernels.cuda.deep_products import widens
+from gatewise.kernels.persistent import dry_run, replay
+from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.sizes import half_operands, memory
+from tests.kernels.persistent.half_factors import UNIT, Given
+from tests.kernels.persistent.test_tf32_on_gpu import CASES, RANGES, SHAPES, compare, in_tf32
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not widens(), reason="needs products that widen their factors")]
+
+LONG = Problem(1441, 8, 264, 264)  # a depth of which cuBLAS omits terms
+
+
+def _forget():
+    for remembered in (replay._replays, replay.stack_of, dry_run._memory_of, half_operands.uses_halves):
+        getattr(remembered, "cache_clear", lambda: None)()
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    """Use float16 factors wherever products are rounded to TF32, whatever they save; or nowhere."""
+
+    def chosen(halves):
+        monkeypatch.setattr(
+            half_operands,
+            "uses_halves",
+            lambda problem, features, device, *, x, weights: (
+                halves and (x or weights) and half_operands.halves_factors(problem, device)
+            ),
+        )
+        _forget()
+
+    yield chosen
+    monkeypatch.undo()
+    _forget()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_edges(choose, case):
+    choose(halves=True)
+    for name, (error, theirs, band) in compare(in_tf32(case.shape)).items():
+        assert error <= 2 * (theirs + band), name
+
+
+@pytest.mark.parametrize("name", [*SHAPES, "deep"])
+def test_shapes(choose, name):
+    choose(halves=True)
+    for tensor, (error, theirs, band) in compare(in_tf32(SHAPES.get(name, LONG))).items():
+        assert error <= 2 * (theirs + band), tensor
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-15, 1e-4, 1e6, 1e25])
+def test_gradients_of_any_size(choose, size):
+    choose(halves=True)
+
+    def change(inputs, gradients):
+        for gradient in gradients:
+            gradient.mul_(size)
+        gradients.y.mul_(torch.logspace(-14, 0, 24, device="cuda")[:, None, None])
+
+    for tensor, (error, theirs, band) in compare(in_tf32(RANGES), change).items():
+        assert error <= 2 * (theirs + band), tensor
+
+
+@pytest.mark.parametrize("sizes", [(100, 64, 512, 512), (30, 64, 1024, 1024), (35, 20, 650, 650)])
+def test_no_less_precise_than_tf32_products(choose, sizes):
+    problem = in_tf32(Problem(*sizes))
+    inputs = testing.make_inputs(problem, "cuda")
+    gradients = testing.make_gradients(problem, inputs)
+    exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
+    errors = []
+    for halves in (False, True):
+        choose(halves=halves)
+        found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+        errors.append({name: testing.relative_error(found[name], exact[name]) for name in exact})
+    for name, error in errors[1].items():
+        assert error <= 1.2 * errors[0][name], name
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("features", [13, 40, 120])
+def test_products_of_small_factors(features, directions):
+    Given((4, 3, features, 11), directions, device="cuda").check()
+
+
+@pytest.mark.parametrize("gradients", [1e-44, 1e-38, 1e-4, 1e20])
+@pytest.mark.parametrize("values", [1e-42, 1e-20, 1.0, 1e15])
+def test_values_of_any_size(gradients, values):
+    given = Given(device="cuda")
+    given.dgates *= gradients * torch.logspace(0, -30, 12, base=2).view(4, 3, 1)
+    for tensor in (given.x, given.y, given.h0, *given.weights[0][:2]):
+        tensor *= values
+    given.x *= torch.logspace(0, -20, 13, base=2)
+    given.check()
+
+
+def test_what_is_not_finite_stays_where_products_have_it():
+    for place in ("dgates", "x", "y", "h0"):
+        for value in (torch.nan, torch.inf):
+            given = Given(device="cuda")
+            getattr(given, place).view(-1)[3] = value
+            for found, exact in zip(given.found(), given.expected(), strict=True):
+                assert torch.equal(found.isfinite(), exact.isfinite()), (place, value)
+
+
+@pytest.mark.parametrize("sizes", [(100, 64, 1024, 1024), (70, 80, 400, 1150), (500, 32, 1024, 512)])
+def test_products_of_large_factors(sizes):
+    given = Given(sizes, 2, device="cuda")
+    for found, exact in zip(given.found(), given.expected(), strict=True):
+        assert testing.relative_error(found, exact) < UNIT
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_the_same_bits_wherever_gradients_are(choose, monkeypatch, traced):
+    """Kept gates are left as they are where gradients have memory of their own."""
+    choose(halves=True)
+    problem = in_tf32(Problem(17, 70, 40, 264, layout=Layout.DEVICE_LENGTHS, bidirectional=True, num_layers=2))
+    inputs = testing.make_inputs(problem, "cuda")
+    above = testing.make_gradients(problem, inputs)
+    first = persistent.backward(problem, inputs, persistent.forward(problem, inputs), above, Needs())
+    if not traced:
+        monkeypatch.setattr(memory, "overwrites_gates", lambda problem: False)
+    _forget()
+    problem = problem.replace(traced=traced)
+    result = persistent.forward(problem, inputs)
+    kept = [tensor.clone() for tensor in result.kept]
+    second = persistent.backward(problem, inputs, result, above, Needs())
+    assert all(torch.equal(*both) for both in zip(kept, result.kept, strict=True))
+    assert torch.equal(first.x, second.x)
+    assert all(torch.equal(*both) for both in zip(first.weights, second.weights, strict=True))
+
+
+def test_replays_and_captures_compute_the_same(choose):
+    choose(halves=True)
+    problem = in_tf32(Problem(20, 40, 64, 256, bidirectional=True, num_layers=2))
+    inputs = testing.make_inputs(problem, "cuda")
+    gradients = testing.make_gradients(problem, inputs)
+    first = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+    for _ in range(4):
+        again = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+        assert all(torch.equal(first[name], again[name]) for name in first)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = testing.run_kernel(persistent, problem, inputs, gradients)
+    graph.replay()
+    torch.cuda.synchronize()
+    again = testing.named(problem, *captured)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_float16_factors_are_used():
+    problem = in_tf32(Problem(100, 64, 512, 512))
+    inputs = testing.make_inputs(problem, "cuda")
+    gradients = testing.make_gradients(problem, inputs)
+    _forget()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        testing.run_kernel(persistent, problem, inputs, gradients)
+        torch.cuda.synchronize()
+    names = {event.key for event in profile.key_averages()}
+    assert any("recurrent_half_rows" in name for name in names)
+    assert any("recurrent_half_results" in name for name in names)
