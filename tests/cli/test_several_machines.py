@@ -116,7 +116,7 @@ def test_two_agents_train_as_one(tmp_path, text, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_killed_worker_of_one_agent_costs_the_steps_since_the_checkpoint(tmp_path, text, which):
     words = ["--epochs", "4"]
     with agents(tmp_path, text, 1, *words, "--output", "run", restarts=1) as started:
