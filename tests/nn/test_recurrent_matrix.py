@@ -260,7 +260,7 @@ def test_compiled_in_one_graph(cell, structure):
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize(("cell", "structure"), each_value(pairwise([SLSTM(), LSTM()], STRUCTURES), times=2), ids=str)
+@pytest.mark.parametrize(("cell", "structure"), each_value(pairwise([SLSTM(), LSTM()], STRUCTURES)), ids=str)
 def test_exported(cell, structure):
     if torch.__version__ < "2.13" and type(cell) is LSTM:
         pytest.skip("PyTorch 2.11 decomposes its own LSTM into one whose final states have another shape")
