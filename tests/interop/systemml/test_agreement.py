@@ -83,7 +83,9 @@ LARGE = next(shape for shape in reference.SHAPES if shape[3] > 1000)
 
 
 @pytest.mark.parametrize(
-    ("shape", "density", "which", "sequences"), [*SPARSE, (LARGE, 0.05, "both", True)], ids=name_of
+    ("shape", "density", "which", "sequences"),
+    [*each_value(SPARSE, (1, 2)), (LARGE, 0.05, "both", True)],
+    ids=name_of,
 )
 @pytest.mark.parametrize("device", DEVICES)
 def test_sparse_of_scipy(device, which, density, sequences, shape):
