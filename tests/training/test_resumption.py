@@ -134,6 +134,7 @@ def test_a_language_model_is_interrupted_at_every_kind_of_step(tmp_path, options
 KILLS = 20
 
 
+@pytest.mark.slow
 def test_twenty_kills_at_random_moments_lose_nothing(tmp_path):
     """Processes are killed with SIGKILL at any point: in a step, in an evaluation, or while a file is written."""
     options = {"epochs": 6, "checkpoint_steps": 1}
