@@ -18,7 +18,7 @@ from gatewise.contract.device import Device
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.persistent import launches
 from gatewise.kernels.persistent.launches import auxiliary, compiled, failure, half_products
-from tests.kernels.cuda_on_cpu import COMMON, PRELUDE, compile_cpp, precompiled, write_sources
+from tests.kernels.cuda_on_cpu import COMMON, PRELUDE, compile_cpp, compiled_object, precompiled, write_sources
 from tests.kernels.persistent.emulation import emulate
 
 _REAL = {
@@ -30,7 +30,9 @@ _REAL = {
         *("halve_rows", "halved", "write_results"),
     )
 }
-_FIBERS = (Path(__file__).parent / "fibers.cpp").read_text()
+_HERE = Path(__file__).parent
+_PRELUDE = PRELUDE + (_HERE / "fibers.h").read_text()
+_OPTIONS = ("-Og", "-fno-strict-aliasing", "-w")
 _MOST_BLOCKS = 32
 _DYNAMIC = "extern __shared__ float4 shared[];"
 _STATIC = re.compile(r"__shared__ ([\w ]+?) (\w+)(\[[^\]]*\])?;")
@@ -69,22 +71,10 @@ _RUN = """
 #define SPLIT 1
 #endif
 static const {struct}* given;
-static void enter() {{
-    {entry}(*given);
-    current->done = true;
-    leave();
-}}
+static void enter() {{ {entry}(*given); }}
 extern "C" bool run(const {struct}* arguments, unsigned x, unsigned y, unsigned z, int threads, int bytes) {{
-    cluster_size = SPLIT;
-    given = arguments, gridDim = {{x, y, z}}, blockDim = {{(unsigned)threads, 1, 1}};
-    std::vector<Index> places;
-    for (unsigned number = 0; number < x * y * z; ++number) {{
-        places.push_back({{number % x, number / x % y, number / (x * y)}});
-        if (places.size() < {together} && number + 1 < x * y * z) continue;
-        if (!run_together(places, threads, bytes, enter)) return false;
-        places.clear();
-    }}
-    return true;
+    given = arguments;
+    return run_grid({{x, y, z}}, threads, bytes, {together}, SPLIT, enter);
 }}
 """
 
@@ -128,22 +118,24 @@ class SourcesOnCpu:
 
 
 @functools.cache
+def _fibers():
+    return compiled_object(f'{COMMON}#include "{_HERE / "fibers.cpp"}"\n', precompiled(_PRELUDE, _OPTIONS), _OPTIONS)
+
+
+@functools.cache
 def _built(source, macros, code):
     folder = Path(tempfile.mkdtemp())
     write_sources(source, folder, _STATEMENTS)
     for path in folder.iterdir():
-        text = path.read_text().replace(_DYNAMIC, "float4* const shared = own_block().shared.data();")
+        text = path.read_text().replace(_DYNAMIC, "float4* const shared = (float4*)shared_memory();")
         path.write_text(_STATIC.sub(_of_each_block, text))
     entry, struct = _ENTRY.search(source.read_text()).groups()
     # The blocks of other sources do not wait for each other.
     together = _MOST_BLOCKS if "STACKED" in dict(macros) else 1
     run = _RUN.format(entry=entry, struct=struct, together=together)
     text = [COMMON, f"#define CELL_CODE {code}\n", (folder / source.name).read_text(), run]
-    options = ("-Og", "-fno-strict-aliasing", "-w")
-    common = precompiled(PRELUDE + _FIBERS, options)
-    found = compile_cpp(
-        "".join(text), folder, common, (*options, *(f"-D{macro}={value}" for macro, value in macros))
-    ).run
+    options = *_OPTIONS, *(f"-D{macro}={value}" for macro, value in macros)
+    found = compile_cpp("".join(text), folder, precompiled(_PRELUDE, _OPTIONS), options, [_fibers()]).run
     found.restype = ctypes.c_bool
     return found
 

@@ -1,6 +1,7 @@
 """Settings are drawn from every option, reproducibly."""
 
 import dataclasses
+import functools
 import random
 
 import pytest
@@ -16,6 +17,11 @@ DTYPES = ["bfloat16", "float16", "float32", "float64"]
 def drawn(count, seed=0, device="cuda"):
     generator = random.Random(seed)
     return [draw(generator, device, KERNELS, DTYPES, sizes(seed, device)) for _ in range(count)]
+
+
+@functools.cache
+def many():
+    return drawn(6000)
 
 
 def test_the_same_seed_gives_the_same_settings():
@@ -47,11 +53,11 @@ def test_sizes_reach_their_limits():
 
 @pytest.mark.parametrize("mode", ["eager", "explicit", "inference", "no_grad", "graph", "compile", "ddp", "stream"])
 def test_every_mode_is_drawn_with_every_kernel(mode):
-    assert {one.kernel for one in drawn(6000) if one.mode == mode} >= {"auto", "persistent", "eager"}
+    assert {one.kernel for one in many() if one.mode == mode} >= {"auto", "persistent", "eager"}
 
 
 def test_every_cell_is_drawn_with_every_kernel_that_accepts_it():
-    found = {(one.cell, one.kernel) for one in drawn(6000)}
+    found = {(one.cell, one.kernel) for one in many()}
     wanted = {(cell.name, kernel) for cell in SHIPPED for kernel in ("auto", "stepwise", "eager")}
     wanted |= {(cell.name, "persistent") for cell in SHIPPED}
     wanted |= {(layer.cell.name, kernel) for layer in LAYERS for kernel in ("cudnn", "aten")}
@@ -59,7 +65,7 @@ def test_every_cell_is_drawn_with_every_kernel_that_accepts_it():
 
 
 def test_resets_and_given_states_are_drawn_for_every_cell():
-    found = drawn(6000)
+    found = many()
     for cell in SHIPPED:
         own = [one for one in found if one.cell == cell.name]
         assert {one.states for one in own} == {"none", "given", "learned"}, cell
@@ -72,7 +78,7 @@ def test_a_setting_is_written_as_python_reads_it():
 
 
 def test_reversed_layers_have_one_direction_and_are_drawn_for_every_cell():
-    found = [one for one in drawn(6000) if one.reverse]
+    found = [one for one in many() if one.reverse]
     assert {one.cell for one in found} == {cell.name for cell in SHIPPED}
     assert not any(one.bidirectional or one.packed or one.resets for one in found)
     assert {bool(one.lengths) for one in found} == {False, True}
@@ -80,14 +86,14 @@ def test_reversed_layers_have_one_direction_and_are_drawn_for_every_cell():
 
 @pytest.mark.parametrize("rate", ["weight_dropout", "recurrent_dropout", "candidate_dropout", "zoneout"])
 def test_rates_are_drawn_with_every_kernel_that_accepts_them(rate):
-    assert {one.kernel for one in drawn(6000) if getattr(one, rate)} >= {"auto", "persistent", "stepwise", "eager"}
+    assert {one.kernel for one in many() if getattr(one, rate)} >= {"auto", "persistent", "stepwise", "eager"}
 
 
 def test_cells_without_candidate_have_no_dropout_of_it():
-    found = {one.cell for one in drawn(6000) if one.candidate_dropout}
+    found = {one.cell for one in many() if one.candidate_dropout}
     assert {"lstm", "gru", "slstm"} <= found
     assert not {"rnn_tanh", "rnn_relu"} & found
 
 
 def test_with_zoneout_the_input_has_no_nan():
-    assert not any(one.poison == "x" for one in drawn(6000) if one.zoneout or one.zoneout_others)
+    assert not any(one.poison == "x" for one in many() if one.zoneout or one.zoneout_others)

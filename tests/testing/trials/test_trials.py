@@ -13,6 +13,7 @@ from gatewise.testing.trials.call import call_of, rounding_of
 from gatewise.testing.trials.run import outcomes_of
 from gatewise.testing.trials.session import run_session
 from gatewise.testing.trials.tensors import make
+from tests.pairwise import each_value, pairwise
 
 # The same settings on every machine; for others and for more: python -m gatewise.testing.trials --device cpu.
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 11))]
@@ -73,8 +74,9 @@ def test_resets_that_are_ignored_are_wrong(mode, monkeypatch):
         trial(setting)
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "explicit"])
-@pytest.mark.parametrize("lengths", ["", "int64"])
+@pytest.mark.parametrize(
+    ("mode", "lengths"), each_value(pairwise([mode for mode in MODES if mode != "explicit"], ["", "int64"]))
+)
 def test_sequences_that_are_read_forward_are_wrong(mode, lengths, monkeypatch):
     setting = Setting(time=5, batch=3, hidden_size=4, mode=mode, lengths=lengths, reverse=True, above="y h c", seed=1)
     trial(setting)
@@ -86,8 +88,7 @@ def test_sequences_that_are_read_forward_are_wrong(mode, lengths, monkeypatch):
 RATES = ["weight_dropout", "recurrent_dropout", "candidate_dropout", "zoneout", "zoneout_others"]
 
 
-@pytest.mark.parametrize("mode", ["eager", "no_grad", "compile"])
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize(("rate", "mode"), each_value(pairwise(RATES, ["eager", "no_grad", "compile"])))
 def test_masks_other_than_those_of_the_reference_are_wrong(rate, mode, monkeypatch):
     setting = Setting(time=9, batch=3, hidden_size=8, mode=mode, **{rate: 0.5})
     trial(setting)
@@ -138,10 +139,18 @@ def test_each_state_of_an_slstm_is_judged(changed, states):
         trial(setting)
 
 
-@pytest.mark.parametrize("cell", ["layer_norm_lstm", "layer_norm_gru", "peephole_lstm"])
-@pytest.mark.parametrize(("mode", "memory"), [("eager", "lean"), ("compile", "normal")])
-def test_a_wrong_gradient_of_a_parameter_is_found(cell, mode, memory, monkeypatch):
-    setting = Setting(time=3, batch=2, hidden_size=5, cell=cell, resets="bool", mode=mode, memory=memory)
+@pytest.mark.parametrize(
+    ("cell", "options"),
+    each_value(
+        pairwise(
+            ["layer_norm_lstm", "layer_norm_gru", "peephole_lstm"],
+            [{"mode": "eager", "memory": "lean"}, {"mode": "compile"}],
+        )
+    ),
+    ids=str,
+)
+def test_a_wrong_gradient_of_a_parameter_is_found(cell, options, monkeypatch):
+    setting = Setting(time=3, batch=2, hidden_size=5, cell=cell, resets="bool", **options)
     trial(setting)
     original = type(eager).backward
 
