@@ -196,8 +196,6 @@ def _settled(setting: Setting) -> Setting:
         change(mode="eager")  # the explicit passes are those of an LSTM
     if setting.regularised:
         change(time=min(setting.time, _LONGEST_OF_SLOW))
-    if (setting.zoneout or setting.zoneout_others) and setting.poison == "x":
-        change(poison="nowhere")  # where zoneout keeps a state, a kernel may select it, or multiply a NaN by 0
     if not setting.has_c:
         outputs = [name for name in setting.above.split() if name != "c"] or ["h"]
         change(above=" ".join(outputs))
