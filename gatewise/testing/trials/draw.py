@@ -199,6 +199,9 @@ def _settled(setting: Setting) -> Setting:
     if not setting.has_c:
         outputs = [name for name in setting.above.split() if name != "c"] or ["h"]
         change(above=" ".join(outputs))
+    if setting.poison == "x" and setting.above == "c":
+        # At the last step, the output gate has no gradient, or one of 0, which is NaN after a product with NaN.
+        change(poison="nowhere")
     if setting.packed:
         change(lengths="", batch_first=False, poison="nowhere", resets="")
     if setting.resets:
