@@ -266,7 +266,7 @@ def perturbed(monkeypatch):
 
 
 def test_a_budget_that_is_exceeded_grows_until_it_is_not(budgets_of, perturbed):
-    setting = Setting(time=3, batch=2, hidden_size=5, kernel="eager", above="y h c")
+    setting = Setting(time=3, batch=2, hidden_size=8, kernel="eager", above="y h c")
     budgets_of(lambda perturbations: float(perturbations > 2))
     trial(setting)
     assert perturbed == [1, 2, 3]
@@ -275,6 +275,22 @@ def test_a_budget_that_is_exceeded_grows_until_it_is_not(budgets_of, perturbed):
     with pytest.raises(Wrong, match="call 1: y: relative error"):
         trial(setting)
     assert perturbed == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(("units", "most"), [(8, 8), (7, 64)])
+def test_budgets_of_few_units_grow_for_longer(monkeypatch, perturbed, units, most):
+    monkeypatch.setattr(verdict, "_NEAR", math.inf)
+    monkeypatch.setattr(verdict.Budget, "allowed", property(lambda self: dict.fromkeys(self._exact, 0.0)))
+    with pytest.raises(Wrong, match="call 1: y: relative error"):
+        trial(Setting(time=2, batch=2, hidden_size=units, kernel="eager"))
+    assert perturbed == list(range(1, most + 1))
+
+
+def test_budgets_that_are_exceeded_by_far_do_not_grow_for_longer(changed, perturbed):
+    changed(lambda result, problem, inputs: result._replace(y=result.y * 1.01))
+    with pytest.raises(Wrong, match="call 1: y: relative error"):
+        trial(Setting(time=2, batch=2, hidden_size=2, kernel="eager"))
+    assert len(perturbed) == 8
 
 
 def test_perturbing_one_by_one_gives_the_budget_of_as_many_at_once():
