@@ -19,10 +19,10 @@ from gatewise.testing.trials.tensors import Asked
 
 _OUTPUTS, _STATES = ("y", "h_n", "c_n"), ("dh0", "dc0")
 _FEW_UNITS = 8
-# If the errors of a kernel and of PyTorch are normal with the same deviation, and a tensor is a single number, then the
-# probability that one error exceeds twice the largest of 1 + n others is 6e-3 for n = 8, and 1.5e-5 for n = 64. Norms of
-# many numbers vary less, but with few units a single step can decide about all of them: where the states of two units are
-# nearly equal, layer normalization multiplies their errors by up to 1 / sqrt(eps).
+# If the errors of a kernel and of PyTorch are normal with the same deviation, and a tensor is one number, then the
+# probability that one error exceeds twice the largest of 1 + n others is 6e-3 for n = 8, and 1.5e-5 for n = 64. Norms
+# of many numbers vary less, but with few units one step can decide about all of them: where the states of two units
+# are nearly equal, layer normalization multiplies their errors by up to 1 / sqrt(eps).
 _PERTURBATIONS, _PERTURBATIONS_OF_FEW_UNITS = 8, 64
 _NEAR = 4.0  # the factor by which an error may exceed the budget of 8 perturbations for more of them to be of use
 REFERENCES = ("auto", "cpu", "gpu")

@@ -1,4 +1,4 @@
-"""Layer normalization over one, two or three units, where errors are multiplied by up to 1 / sqrt(eps), is judged fairly."""
+"""Layer normalization over one, two or three units, which multiplies errors up to 1 / sqrt(eps), is judged fairly."""
 
 import random
 
