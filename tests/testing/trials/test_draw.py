@@ -9,6 +9,7 @@ import pytest
 from gatewise.cells import SHIPPED
 from gatewise.contract.pytorch import LAYERS
 from gatewise.testing.trials import Setting, draw, sizes
+from gatewise.testing.trials.draw import families
 
 KERNELS = ["persistent", "cudnn", "stepwise", "aten", "eager"]
 DTYPES = ["bfloat16", "float16", "float32", "float64"]
@@ -95,5 +96,23 @@ def test_cells_without_candidate_have_no_dropout_of_it():
     assert not {"rnn_tanh", "rnn_relu"} & found
 
 
-def test_with_zoneout_the_input_has_no_nan():
-    assert not any(one.poison == "x" for one in many() if one.zoneout or one.zoneout_others)
+def test_the_input_has_a_nan_in_some_settings_with_zoneout():
+    assert {one.poison for one in many() if one.zoneout} == {"nowhere", "padding", "x"}
+
+
+def test_settings_of_a_family_differ_in_what_no_kernel_is_compiled_for():
+    (first, *_) = own = families(3, "cuda", KERNELS)
+    assert own == families(3, "cuda", KERNELS) != families(4, "cuda", KERNELS)
+    generator = random.Random(0)
+    found = [draw(generator, "cuda", KERNELS, DTYPES, sizes(3, "cuda"), first) for _ in range(40)]
+    shared = ("hidden_size", "batch", "bidirectional", "dtype", "kernel", "cell", "zoneout")
+    assert all(getattr(one, name) == getattr(first, name) for one in found for name in shared)
+    assert len({(one.time, one.input_size, one.seed) for one in found}) == len(found)
+    assert len({one.mode for one in found}) > 3
+
+
+def test_families_have_every_residue_of_16_and_every_cell():
+    own = families(3, "cuda", KERNELS)
+    assert {one.hidden_size % 16 for one in own} == {one.batch % 16 for one in own} == set(range(16))
+    assert {one.cell for one in own} == {cell.name for cell in SHIPPED}
+    assert not families(3, "cpu", KERNELS)
