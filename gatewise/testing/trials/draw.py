@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 from gatewise.cells import SHIPPED, Cell, cell_named
 from gatewise.contract.errors import ArgumentError
 from gatewise.contract.pytorch import in_pytorch
+from gatewise.derivation.row import combinations_of
 from gatewise.nn.arguments import checked_candidate_dropout
 from gatewise.testing.trials.setting import Setting
 
@@ -46,6 +47,9 @@ def _marks_candidate(cell: Cell) -> bool:
 
 
 _WITH_CANDIDATE = tuple(cell.name for cell in SHIPPED if _marks_candidate(cell))
+
+
+_NORMALIZED = tuple(cell.name for cell in SHIPPED if combinations_of(cell).places)
 
 
 class Sizes(NamedTuple):
@@ -184,6 +188,9 @@ def _settled(setting: Setting) -> Setting:
 
     if setting.kernel in _SLOW or setting.cell in _LOOPS:
         change(time=min(setting.time, _LONGEST_OF_SLOW))
+    if setting.hidden_size == 1 and setting.cell in _NORMALIZED:
+        # The gradient through a normalized single unit is 0, so that any rounding error is infinitely large beside it.
+        change(hidden_size=2)
     if setting.cell not in _WITH_CANDIDATE:
         change(candidate_dropout=0.0)
     if not all(map(math.isfinite, cell_named(setting.cell).initial_states.values())):

@@ -116,3 +116,9 @@ def test_families_have_every_residue_of_16_and_every_cell():
     assert {one.hidden_size % 16 for one in own} == {one.batch % 16 for one in own} == set(range(16))
     assert {one.cell for one in own} == {cell.name for cell in SHIPPED}
     assert not families(3, "cpu", KERNELS)
+
+
+def test_cells_that_normalize_have_two_units_or_more():
+    found = [one for one in many() if one.cell in ("layer_norm_lstm", "layer_norm_gru")]
+    assert min(one.hidden_size for one in found) == 2
+    assert min(one.hidden_size for one in many()) == 1
