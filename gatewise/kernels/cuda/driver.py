@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.errors import DeviceError, MissingExtra
+
+_NO_CHANGE = contextlib.nullcontext()
 
 
 class Shape(NamedTuple):
@@ -56,6 +59,12 @@ def launch(binary: bytes, entry: str, shape: Shape, arguments: ctypes.Structure,
     configuration = _configuration(shape, current_stream(device))
     pointer = ctypes.c_void_p(ctypes.addressof(arguments))
     _check(_driver().cuLaunchKernelEx(configuration, function, ctypes.addressof(pointer), 0), entry)
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which a device is the current one, which does nothing where it already is."""
+    # A tensor of the device exists, so CUDA is initialised.
+    return _NO_CHANGE if device.index == torch._C._cuda_getDevice() else torch.cuda.device(device)
 
 
 def fill_with_ones(tensor: Tensor) -> None:

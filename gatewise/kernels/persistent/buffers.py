@@ -14,7 +14,7 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.saved import OutputGradients, Result
 from gatewise.kernels.cuda.scratch import Scratch, bytes_together
 from gatewise.kernels.persistent import launches
-from gatewise.kernels.persistent.launches import Masks, Operand, Tokens
+from gatewise.kernels.persistent.launches import Masks, Tokens
 from gatewise.kernels.persistent.sizes.step import carried_size, drops_hidden
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.stack import Layer, LayerGradients
@@ -93,18 +93,6 @@ def masks_of(problem: Problem, layer: Layer) -> Masks | None:
     kept = None if kept is None else kept.contiguous()
     scale = 1.0 / (1.0 - cell.recurrent_dropout)
     return Masks(layer.h0.contiguous(), kept, scale, tuple([mask.contiguous() for mask in of_steps]))
-
-
-def states_before(y: Tensor, first: Tensor, direction: int, start: int = 0) -> Operand:
-    """Return the hidden states that each step read, as an operand of a matrix product.
-
-    Args:
-        y: The outputs of a direction [T, B, F].
-        first: Its initial states [B, F].
-        direction: 0, or 1 for reverse.
-        start: The number of steps before the first one, as in `Operand`.
-    """
-    return Operand(y, first.contiguous(), 1 if direction else -1, start)
 
 
 def last_steps(lengths: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def test_only_the_backend_has(what):
 
 
 def test_all_kernels_are_searched():
-    assert {path.parents[1].name for path in KERNELS} == {"persistent", "stepwise", "feeding"}
+    assert {path.parents[1].name for path in KERNELS} == {"persistent", "stepwise", "factors", "feeding"}
 
 
 def test_every_instruction_is_written_once():

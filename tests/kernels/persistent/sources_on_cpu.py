@@ -13,13 +13,15 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from gatewise.contract.device import Device
 from gatewise.kernels.cuda import driver, toolchain
+from gatewise.kernels.factors import copies, halves
 from gatewise.kernels.persistent import launches
-from gatewise.kernels.persistent.launches import auxiliary, compiled, failure, half_products
+from gatewise.kernels.persistent.launches import auxiliary, compiled, failure
 from tests.kernels.cuda_on_cpu import COMMON, PRELUDE, compile_cpp, precompiled, write_sources
-from tests.kernels.persistent.emulation import emulate
+from tests.kernels.persistent.emulation import emulate, fill_unwritten
 
 _REAL = {
     name: getattr(launches, name)
@@ -27,7 +29,6 @@ _REAL = {
         *("forward_launch", "backward_launch", "pair_launch", "forward_pass", "backward_pass", "resized"),
         *("row_forward_pass", "row_backward_pass"),
         *("write_operands", "longest_first", "activate"),
-        *("halve_rows", "halved", "write_results"),
     )
 }
 _FIBERS = (Path(__file__).parent / "fibers.cpp").read_text()
@@ -151,6 +152,19 @@ def _of_each_block(found):
     return f"{every} {kind} (&{name}){size} = {name}_of[current->number];"
 
 
+def launch_factors_on_cpu(monkeypatch):
+    """Run the launches that copy and round factors on the CPU, for kernels with launches of their own."""
+    sources, flag = SourcesOnCpu(), _Flag()
+    monkeypatch.setattr(failure, "flag", lambda index: flag)
+    monkeypatch.setattr(driver, "launch", sources.launch)
+    monkeypatch.setattr(driver, "fill_with_ones", fill_unwritten)
+    monkeypatch.setattr(toolchain, "compile_source", sources.compile)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    for remembered in (copies._copying_code, halves._code):
+        remembered.cache_clear()
+    return sources
+
+
 def launch_on_cpu(monkeypatch, device):
     """Run every launch on the CPU, with the tilings of a device; return what launches."""
     if shutil.which("g++") is None:
@@ -162,14 +176,15 @@ def launch_on_cpu(monkeypatch, device):
     monkeypatch.setattr(failure, "flag", lambda index: flag)
     monkeypatch.setattr(failure, "raise_if_given_up", lambda index: None)
     monkeypatch.setattr(driver, "launch", sources.launch)
+    monkeypatch.setattr(driver, "fill_with_ones", fill_unwritten)
     monkeypatch.setattr(toolchain, "compile_source", sources.compile)
     monkeypatch.setattr(Device, "probe", classmethod(lambda cls, asked: device))
     for remembered in (
         compiled.launch_of,
-        auxiliary._copying_code,
+        copies._copying_code,
+        halves._code,
         auxiliary._sorting_code,
         auxiliary._activating_code,
-        half_products._code,
     ):
         remembered.cache_clear()
     return sources

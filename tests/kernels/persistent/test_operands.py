@@ -7,8 +7,9 @@ import torch
 
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.factors import copies
+from gatewise.kernels.factors.copies import states_before
 from gatewise.kernels.persistent import launches
-from gatewise.kernels.persistent.buffers import states_before
 from gatewise.kernels.persistent.launches import SOURCES, Operand, Tokens
 from tests.kernels.persistent.emulation import write_operands
 
@@ -18,16 +19,16 @@ LENGTHS = [7, 0, 1, 4, 6, 9]  # the last one beyond what there is, which a calle
 
 
 @pytest.mark.parametrize(
-    ("name", "macros"),
+    ("source", "macros"),
     [
-        *(("operands", {"BYTES": n, "RESETS": n // 4 % 2, "HALVES": 0}) for n in (2, 4, 8, 16)),
-        ("order", {"THREADS": 256}),
+        *((copies.SOURCES / "operands.cu", {"BYTES": n, "RESETS": n // 4 % 2, "HALVES": 0}) for n in (2, 4, 8, 16)),
+        (SOURCES / "order.cu", {"THREADS": 256}),
     ],
 )
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_compiles_without_spills(architecture, name, macros):
+def test_compiles_without_spills(architecture, source, macros):
     pytest.importorskip("cuda.core")
-    _, taken = toolchain.compile_afresh(SOURCES / f"{name}.cu", architecture, macros)
+    _, taken = toolchain.compile_afresh(source, architecture, macros)
     assert taken.spilled_bytes == 0
 
 

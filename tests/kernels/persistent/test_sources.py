@@ -14,6 +14,7 @@ from gatewise.contract.device import Device
 from gatewise.derivation.device import device_code
 from gatewise.derivation.row import row_code
 from gatewise.kernels.cuda import toolchain
+from gatewise.kernels.factors import copies
 from gatewise.kernels.persistent.launches import SOURCES
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from gatewise.kernels.persistent.sizes.step import code_of, has_fused_passes, macros_of
@@ -206,7 +207,7 @@ def test_one_row_takes_no_tensor_cores(name):
 @pytest.mark.parametrize("word", [2, 4, 8, 16])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_fitting_compiles(architecture, word):
-    _, taken = toolchain.compile_afresh(SOURCES / "fit.cu", architecture, {"BYTES": word, "HALVES": 0})
+    _, taken = toolchain.compile_afresh(copies.SOURCES / "fit.cu", architecture, {"BYTES": word, "HALVES": 0})
     assert taken.spilled_bytes == 0
 
 

@@ -1,4 +1,4 @@
-"""Every launch of a CUDA kernel in `cuda/`.
+"""Every launch of a CUDA kernel in `cuda/`, and of those that copy factors of matrix products.
 
 On the device "meta", whose tensors have no memory, a launch does nothing but return tensors of the right shapes, like
 PyTorch's operators there. So a dry run finds the memory of a call (`persistent.dry_run`).
@@ -7,16 +7,9 @@ Schedules call the functions of this package by its name (`launches.forward_pass
 launches in one place.
 """
 
-from gatewise.kernels.persistent.launches.auxiliary import (
-    Operand,
-    Scale,
-    activate,
-    fill_unwritten,
-    halved,
-    longest_first,
-    resized,
-    write_operands,
-)
+from gatewise.kernels.factors.copies import Operand, resized, write_operands
+from gatewise.kernels.factors.tokens import Tokens
+from gatewise.kernels.persistent.launches.auxiliary import activate, fill_unwritten, longest_first
 from gatewise.kernels.persistent.launches.compiled import (
     SOURCES,
     Launch,
@@ -26,7 +19,6 @@ from gatewise.kernels.persistent.launches.compiled import (
     pair_launch,
 )
 from gatewise.kernels.persistent.launches.failure import raise_if_given_up
-from gatewise.kernels.persistent.launches.half_products import Factor, HalfResult, Part, halve_rows, write_results
 from gatewise.kernels.persistent.launches.masks import Masks
 from gatewise.kernels.persistent.launches.passes import (
     BetweenLayers,
@@ -46,22 +38,17 @@ from gatewise.kernels.persistent.launches.row_passes import (
     row_backward_pass,
     row_forward_pass,
 )
-from gatewise.kernels.persistent.launches.tokens import Tokens
 
 __all__ = [
     "SOURCES",
     "BetweenLayers",
-    "Factor",
-    "HalfResult",
     "KeptRows",
     "Launch",
     "LayerWeights",
     "Masks",
     "Operand",
     "Pair",
-    "Part",
     "RowWeights",
-    "Scale",
     "Tokens",
     "activate",
     "address",
@@ -72,8 +59,6 @@ __all__ = [
     "fill_unwritten",
     "forward_launch",
     "forward_pass",
-    "halve_rows",
-    "halved",
     "launch_of",
     "longest_first",
     "pair",
@@ -84,5 +69,4 @@ __all__ = [
     "row_backward_pass",
     "row_forward_pass",
     "write_operands",
-    "write_results",
 ]

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.factors import products
 from gatewise.kernels.persistent.launches import Tokens
-from gatewise.kernels.persistent.schedules import half_products, matrix_products
+from gatewise.kernels.persistent.schedules import matrix_products
 from gatewise.kernels.persistent.sizes import half_operands
 from gatewise.kernels.stack import Layer
 
@@ -48,7 +49,7 @@ def write(
         each = len(into) // directions
         own = [into[first : first + each] for first in range(0, len(into), each)] if into else []
         matrices = [(w_ih, w_hh) for w_ih, w_hh, *_ in own]
-        half_products.gradients(problem, layer, y, dgates, lengths, tokens, flat, matrices, scratch)
+        products.gradients(problem, layer, y, dgates, lengths, tokens, flat, matrices, scratch)
         for direction, (_, _, *both) in enumerate(own):
             if bias is not None and both:
                 matrix_products.write_biases(problem, bias[direction], *both)

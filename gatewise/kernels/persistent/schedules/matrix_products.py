@@ -16,6 +16,7 @@ from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.cuda.long_products import Factors, in_stretches
 from gatewise.kernels.cuda.precision import products_in_tf32
 from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.factors.copies import states_before
 from gatewise.kernels.persistent import buffers, launches
 from gatewise.kernels.persistent.launches import Operand, Tokens
 from gatewise.kernels.persistent.sizes import memory
@@ -161,7 +162,7 @@ def weight_gradients(
                 elif tokens.time == 1 and not selected:
                     parts = [(sums, buffers.pad_columns(state, scratch))]
                 else:
-                    wanted.append(buffers.states_before(outputs, state, direction))
+                    wanted.append(states_before(outputs, state, direction))
                     copies.append(wanted[-1].new(tokens, scratch))
                     parts = [(sums, copies[-1])]
                 if wanted:

@@ -15,6 +15,7 @@ from torch import Tensor
 from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.factors.copies import states_before
 from gatewise.kernels.persistent import buffers, launches
 from gatewise.kernels.persistent.launches import Operand, Tokens
 from gatewise.kernels.persistent.schedules import matrix_products
@@ -133,7 +134,7 @@ def _states_read(layer: Layer, h0: Tensor, y: Tensor, direction: int, own: Segme
         parts = _in_reverse(first, outputs, own) if layer.lengths is None else ()
     if layer.resets is None and parts and all(buffers.is_aligned(part.states) for part in parts):
         return parts
-    return buffers.states_before(outputs, first, direction, own.start)
+    return states_before(outputs, first, direction, own.start)
 
 
 def _in_order_of_time(first: Tensor, outputs: Tensor, own: Segment) -> tuple[States, ...]:
@@ -233,7 +234,7 @@ def _in_one_part(layer: SegmentedLayer, at: Visit, room: list[Tensor] | None) ->
             found.append(parts)
             continue
         outputs = layer.y[..., direction * size : (direction + 1) * size]
-        wanted.append(buffers.states_before(outputs, layer.h0[direction], direction, own.start))
+        wanted.append(states_before(outputs, layer.h0[direction], direction, own.start))
         copies.append(room[direction].flatten()[: count * size].view(count, size))
         found.append((States(slice(0, count), copies[-1]),))
     if wanted:

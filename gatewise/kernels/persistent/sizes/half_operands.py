@@ -2,60 +2,29 @@
 
 from __future__ import annotations
 
-import functools
-
-from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Work
 from gatewise.contract.problem import Problem
-from gatewise.kernels.cuda.deep_products import widens
+from gatewise.kernels.factors import choice
 from gatewise.kernels.persistent.sizes import layer_pairs
 from gatewise.kernels.persistent.sizes.exactness import rounds_to_tf32
-from gatewise.kernels.persistent.sizes.memory import copies_states
 from gatewise.kernels.persistent.sizes.step import has_fused_passes
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
-from gatewise.kernels.sums import SUMS
-
-_MEASURED = (9, 0)  # the compute capability of the GPU on which products were timed
-_ROUNDED = 6  # bytes to read a float32 value and write a float16 one
 
 
 def halves_factors(problem: Problem, device: Device) -> bool:
     """Whether a problem may use float16 factors: it rounds to TF32, on a GPU on which products were timed."""
     # The other schedules add up products of segments, or have gradients of sums in two tensors.
     fits = rounds_to_tf32(problem) and has_fused_passes(problem.cell) and not problem.rebuilds_gates
-    return fits and widens() and device.capability == _MEASURED
+    return fits and choice.are_possible(device)
 
 
-@functools.lru_cache(maxsize=4096)
 def uses_halves(problem: Problem, features: int, device: Device, *, x: bool, weights: bool) -> bool:
-    """Whether the products of a layer are made of float16 factors, by measured times of products and copies.
-
-    Args:
-        problem: The problem.
-        features: The number of input features of the layer.
-        device: The device.
-        x: Whether the gradient of x is wanted.
-        weights: Whether the gradients of the weights are wanted.
-    """
-    if not halves_factors(problem, device) or not (x or weights):
-        return False
-    measured = ranking.weights(device, "persistent float16 factors")
-    if problem.time * problem.batch < measured["least_tokens"]:
-        return False
-    around = _around(problem, features, x=x, weights=weights)
-    cost = around.launches * measured["launch"] + around.bytes_moved / measured["bytes"]
-    kinds = (("product", x, [_of_input(problem, features)]), ("transposed", weights, _of_weights(problem, features)))
-    for name, wanted, products in kinds:
-        for flops in products if wanted else ():
-            saved = measured[name] + flops / measured[f"{name}_flops"]
-            saved -= measured["half"] + flops / measured["half_flops"]
-            cost -= problem.num_directions * saved
-    return cost < 0
+    """Whether the products of a layer are made of float16 factors; the arguments are those of `choice.save_time`."""
+    return halves_factors(problem, device) and choice.save_time(problem, features, device, x=x, weights=weights)
 
 
 def work(problem: Problem, device: Device) -> Work:
-    """Return what float16 factors add to the work of a training call, the operations in them marked as such."""
+    """Return what float16 factors add to the work of a training call."""
     total = Work()
     if not problem.needs_grad or not halves_factors(problem, device):
         return total
@@ -66,33 +35,5 @@ def work(problem: Problem, device: Device) -> Work:
             not (together and layer % 2),
         )  # the loop of a pair makes the other
         if uses_halves(problem, features, device, x=x, weights=True):
-            flops = sum(_of_weights(problem, features)) + x * _of_input(problem, features)
-            total += Work(half_flops=problem.num_directions * flops)
-            total += _around(problem, features, x=x, weights=True)
+            total += choice.work(problem, features, x=x, weights=True)
     return total
-
-
-def _of_input(problem: Problem, features: int) -> float:
-    # The operations of a direction's product of the input, or for its gradient, or that of its weights.
-    return 2.0 * problem.time * problem.batch * problem.gate_rows * features
-
-
-def _of_weights(problem: Problem, features: int) -> list[float]:
-    return [_of_input(problem, features), _of_input(problem, problem.state_size)]
-
-
-def _around(problem: Problem, features: int, *, x: bool, weights: bool) -> Work:
-    """Return the work of rounding factors and scaling results, beyond that of TF32 products."""
-    directions, tokens, rows = problem.num_directions, problem.time * problem.batch, problem.gate_rows
-    columns = hidden_of(features)
-    moved, launches = directions * tokens * SUMS * hidden_of(problem.hidden_size) * _ROUNDED, 2
-    if x:
-        moved += directions * rows * columns * (4 + _ROUNDED)
-        moved += tokens * columns * 4 * (directions + 1)
-        launches += directions + 1
-    if weights:
-        states = hidden_of(problem.state_size)
-        moved += tokens * (columns + directions * states) * 4  # the largest of them
-        moved += directions * (tokens * _ROUNDED + rows * 8) * (columns + states)
-        launches += 1 + directions - copies_states(problem) * directions
-    return Work(bytes_moved=moved, launches=launches)

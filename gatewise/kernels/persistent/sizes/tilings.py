@@ -12,6 +12,7 @@ import torch
 from gatewise.contract.device import Device
 from gatewise.contract.ranking import weights as measured_weights
 from gatewise.kernels.cuda import formats
+from gatewise.kernels.factors.padding import hidden_of
 from gatewise.kernels.persistent.sizes.cell_size import CellSize
 
 SPAN_BYTES = 64  # of a batch row that a warp multiplies at once
@@ -254,11 +255,6 @@ class Tiling:
     def _poll_rounds(self) -> int:
         chunk, ahead = self._polls
         return math.ceil(self.spans * self.rows / 8 / (chunk * ahead))
-
-
-def hidden_of(hidden_size: int) -> int:
-    """Return the hidden size that the kernels see: a multiple of 8, the rest padded."""
-    return math.ceil(hidden_size / 8) * 8
 
 
 @functools.lru_cache(maxsize=4096)

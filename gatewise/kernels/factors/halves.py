@@ -13,7 +13,8 @@ from torch import Tensor
 
 from gatewise.contract.device import Device
 from gatewise.kernels.cuda import driver, formats, toolchain
-from gatewise.kernels.persistent.launches.compiled import SOURCES, on
+from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.factors.copies import SOURCES
 
 MOST_FACTORS = 7
 _MOST_RESULTS = 2
@@ -27,7 +28,7 @@ class Factor(NamedTuple):
 
     Attributes:
         values: The values [T, B, any] or [rows, any], float32, with consecutive values in each row.
-        largest: The memory for its bits, int32, filled by `fill_unwritten`; several factors may have the same.
+        largest: The memory for its bits, int32, from `new_largest`; several factors may have the same.
         ragged: Whether values after the end of a sequence count for nothing.
     """
 
@@ -58,6 +59,15 @@ class _HalfRows(ctypes.Structure):
     ]
 
 
+def new_largest(count: int, scratch: Scratch) -> tuple[Tensor, ...]:
+    """Return memory for the bits of so many largest magnitudes, with the negative number that stands for none."""
+    places = scratch.new_empty(count, dtype=torch.int32)
+    if not places.is_meta:
+        with driver.on(places.device):
+            driver.fill_with_ones(places)
+    return places.unbind()
+
+
 def halve_rows(
     rows: Sequence[Tensor],
     exponents: Sequence[Tensor],
@@ -72,7 +82,7 @@ def halve_rows(
     Args:
         rows: The gradients of gate sums of each direction [tokens, 4H], float32, contiguous.
         exponents: The memory for the biased exponent of the largest value of each row [tokens], int32.
-        largest: The memory for the bits of the largest magnitude of each matrix, int32, filled by `fill_unwritten`.
+        largest: The memory for the bits of the largest magnitude of each matrix, int32, from `new_largest`.
         factors: The other factors, at most `MOST_FACTORS`.
         lengths: The sequence lengths [B] on the device, int64, or None.
     """
@@ -89,7 +99,7 @@ def halve_rows(
     device = rows[0].device
     grid = min(tokens, _MOST_BLOCKS), len(rows) + len(factors), 1
     shape = driver.Shape(grid, _THREADS, 0, cooperative=False)
-    with on(device):
+    with driver.on(device):
         binary = _code("half_rows", device, WIDTH=width, THREADS=_THREADS)
         driver.launch(binary, "recurrent_half_rows", shape, arguments, device)
 
@@ -170,7 +180,7 @@ def write_results(results: Sequence[HalfResult]) -> None:
     arguments = _Results((_Result * _MOST_RESULTS)(*[_result(own, word // 4) for own in results]))
     device, rows = results[0].into.device, max(own.into.shape[0] for own in results)
     shape = driver.Shape((min(rows, _MOST_BLOCKS), len(results), 1), _RESULT_THREADS, 0, cooperative=False)
-    with on(device):
+    with driver.on(device):
         binary = _code("half_results", device, BYTES=word)
         driver.launch(binary, "recurrent_half_results", shape, arguments, device)
 

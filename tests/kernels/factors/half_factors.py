@@ -7,13 +7,21 @@ import torch
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.cuda.scratch import Scratch
-from gatewise.kernels.persistent.launches import Tokens
-from gatewise.kernels.persistent.schedules import half_products
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
+from gatewise.kernels.factors import products
+from gatewise.kernels.factors.padding import hidden_of
+from gatewise.kernels.factors.tokens import Tokens
 from gatewise.kernels.stack import Layer
 
 UNIT = 2.0**-11  # the largest relative error of rounding to TF32, and to float16
 LEAST = 2.0**-38  # what more a term may lose, of the product of the largest values
+
+
+def widened(mm, left, right, out=None, bias=None):
+    """What a GPU computes: products of float16 numbers are exact, and added up in float32, here in float64."""
+    if out is None or out.dtype == left.dtype:
+        return mm(left, right, out, bias)
+    assert left.dtype == right.dtype == torch.float16
+    return out.copy_(left.double() @ right.double())
 
 
 class Given:
@@ -57,7 +65,7 @@ class Given:
         dx = torch.full(self.x.shape, torch.nan, device=self.device).flatten(0, 1)
         into = [(torch.full_like(own.w_ih, torch.nan), torch.full_like(own.w_hh, torch.nan)) for own in weights]
         given = self.problem, Layer(x, h0, h0, weights, lengths, None), y, there(self.dgates).clone(), lengths
-        half_products.gradients(*given, self.tokens, dx, into, Scratch(x))
+        products.gradients(*given, self.tokens, dx, into, Scratch(x))
         return [own.cpu() for own in (self.tokens.unflat(dx), *itertools.chain(*into))]
 
     def expected(self, function=lambda factor: factor.double()):

@@ -1,6 +1,6 @@
 // Gathers the factors of matrix products over all steps, token by token: the inputs of each step, or the hidden states that
-// each step reads. Values after the end of a sequence, padding, and hidden states at the steps that begin an episode
-// (see episodes.cuh) are zeros.
+// each step reads. Values after the end of a sequence, padding, and hidden states at the steps that begin an episode are
+// zeros.
 //
 // With HALVES, token n's values are multiplied by 2^(C - a_n), where 2^a_n is the power of two of the token's gradients
 // (scales.cuh), so that all terms of a sum over tokens have the scale 2^C. C brings the largest value to [2^14, 2^15) where a_n

@@ -34,9 +34,10 @@ from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.cuda.precision import sums_in_float32
 from gatewise.kernels.cuda.scratch import Scratch
-from gatewise.kernels.persistent import buffers, launches
-from gatewise.kernels.persistent.launches import Factor, HalfResult, Operand, Part, Scale, Tokens
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
+from gatewise.kernels.factors.copies import Operand, Scale, halved, states_before, write_operands
+from gatewise.kernels.factors.halves import Factor, HalfResult, Part, halve_rows, new_largest, write_results
+from gatewise.kernels.factors.padding import hidden_of
+from gatewise.kernels.factors.tokens import Tokens
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.sums import input_runs, of_input, recurrent_runs
 
@@ -67,9 +68,8 @@ class _Largest(NamedTuple):
 
     @classmethod
     def new(cls, directions: int, scratch: Scratch) -> _Largest:
-        """Return memory for them, filled by `fill_unwritten`."""
-        places = launches.fill_unwritten(scratch.new_empty(1 + 3 * directions, dtype=torch.int32))
-        x, *others = places.unbind()
+        """Return memory for them."""
+        x, *others = new_largest(1 + 3 * directions, scratch)
         return cls(x, others[0::3], others[1::3], others[2::3])
 
 
@@ -88,16 +88,16 @@ def gradients(
 
     Args:
         problem: The problem.
-        layer: The inputs of the layer, as in `matrix_products.weight_gradients`.
-        y: The hidden states, as there.
-        dgates: The gradients of the gate sums [D, T, B, 4H], which are overwritten.
+        layer: The inputs of the layer, whose x and h0 the steps read.
+        y: The hidden states that each step hands to the recurrent product of the next [T, B, D*R], R padded or not.
+        dgates: The gradients of the gate sums [D, T, B, S*H], H padded, with S sums; they are overwritten.
         lengths: The sequence lengths [B] on the device, or None.
         tokens: The order of `dgates`.
         dx: The memory for the gradient of x [tokens, I], contiguous, or None.
         into: The memory for the gradients of W_ih and W_hh of each direction, or nothing.
         scratch: The memory for everything else.
     """
-    layer = layer._replace(x=_with_contiguous_rows(layer.x))
+    layer, y = layer._replace(x=_with_contiguous_rows(layer.x)), _with_contiguous_rows(y)
     w_ih = [own.w_ih.contiguous() for own in layer.weights]
     outputs = _outputs(problem, y, len(w_ih))
     with scratch.frame(), sums_in_float32():
@@ -109,7 +109,7 @@ def gradients(
             factors.append(Factor(layer.x, largest.x, ragged=not layer.ends_in_zeros))
             for own, first, found in zip(outputs, layer.h0, largest.states, strict=True):
                 factors += [Factor(own, found), Factor(first.contiguous(), found, ragged=True)]
-        launches.halve_rows(rows, exponents, largest.gradients, factors, lengths)
+        halve_rows(rows, exponents, largest.gradients, factors, lengths)
         halves = list(map(_gradients, rows, exponents, largest.gradients))
         if dx is not None:
             _input_gradient(problem, halves, w_ih, largest, dx, scratch)
@@ -142,12 +142,12 @@ def _input_gradient(
             first_fits = direction == 0 and columns == features
             product = dx if first_fits else _room(own.free, columns, torch.float32, scratch)
             with scratch.frame():
-                factor = launches.halved(
+                factor = halved(
                     matrix, hidden_of(problem.hidden_size), columns, len(problem.cell.gates), found, scratch
                 )
                 deep_products.mm(of_input(own.factor, factor.shape[0]), factor, product)
             parts.append(Part(product, found, exponents=own.exponents))
-        launches.write_results([HalfResult(tuple(parts), dx)])
+        write_results([HalfResult(tuple(parts), dx)])
 
 
 def _room(free: Tensor, columns: int, dtype: torch.dtype, scratch: Scratch) -> Tensor:
@@ -174,16 +174,16 @@ def _weight_gradients(
     scales: list[Scale] = []
     with scratch.frame():
         for direction, (own, state) in enumerate(zip(halves, largest.states, strict=True)):
-            states = buffers.states_before(outputs[direction], layer.h0[direction], direction)
+            states = states_before(outputs[direction], layer.h0[direction], direction)
             width = hidden_of(states.source.shape[2])
-            # Hidden states always fit, because a row has four times as many values.
+            # Hidden states always fit, because a row has as many values for every sum.
             kinds = (states, own.free[:, :width], state), (Operand(layer.x), None, largest.x)
             for operand, place, found in kinds:
                 wanted.append(operand)
                 features = hidden_of(operand.source.shape[2])
                 copies.append(_room(own.free[:, width:], features, torch.float16, scratch) if place is None else place)
                 scales.append(Scale(own.exponents, own.largest, found))
-        launches.write_operands(wanted, copies, tokens, lengths, layer.resets, scales)
+        write_operands(wanted, copies, tokens, lengths, layer.resets, scales)
         for direction, (own, found) in enumerate(zip(halves, largest.states, strict=True)):
             states, x = copies[2 * direction : 2 * direction + 2]
             _products(problem, own, (x, states), (largest.x, found), into[direction], scratch)
@@ -211,6 +211,6 @@ def _products(
             if product is result:
                 in_place.append(scaled)
             else:  # one after the other, which takes less memory
-                launches.write_results([scaled])
+                write_results([scaled])
     if in_place:
-        launches.write_results(in_place)
+        write_results(in_place)
