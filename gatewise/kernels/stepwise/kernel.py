@@ -21,9 +21,17 @@ from gatewise.kernels.carried import (
     without_hidden,
 )
 from gatewise.kernels.criteria import is_fused
+from gatewise.kernels.factors import choice
 from gatewise.kernels.stepwise.criteria import CRITERIA
 from gatewise.kernels.stepwise.parameters import kept_dtype, statistics_count
-from gatewise.kernels.stepwise.plan import FEWEST_STEPS, held_bytes, memory_bytes, product_layout_of, runs_of
+from gatewise.kernels.stepwise.plan import (
+    FEWEST_STEPS,
+    halved_layers,
+    held_bytes,
+    memory_bytes,
+    product_layout_of,
+    runs_of,
+)
 from gatewise.kernels.stepwise.products import state_dtype
 
 
@@ -76,6 +84,8 @@ class _Stepwise:
             exchanges=0 if is_fused(problem.cell) else layers * loops * problem.time * (1 + _combinations(problem)),
             held_bytes=held_bytes(problem),
         )
+        for features in halved_layers(problem, device):
+            work += choice.work(problem, features, x=True, weights=True)
         matrix = 4 * directions * problem.hidden_size * problem.state_size * problem.element_bytes
         return work + read_again(matrix, layers * loops * problem.time, device)
 
@@ -106,7 +116,8 @@ class _Stepwise:
         if problem.needs_grad:  # the gradients of the cell's parameters, for each sequence, in the dtype of states
             sequences = problem.num_directions * problem.batch * len(problem.cell.parameters)
             masked += sequences * problem.hidden_size * max(4, problem.element_bytes)
-        return memory_bytes(problem) + gates + masked + (between if problem.num_layers > 1 else 0)
+        halves = max((choice.workspace_bytes(problem, own) for own in halved_layers(problem, device)), default=0)
+        return memory_bytes(problem) + gates + masked + halves + (between if problem.num_layers > 1 else 0)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         from gatewise.kernels.stepwise import layer  # imports the compiler, which choosing a kernel does not need

@@ -13,8 +13,11 @@ from gatewise.contract.saved import Needs, OutputGradients, Result
 from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.cuda.long_products import in_stretches
 from gatewise.kernels.cuda.precision import products_in_tf32
+from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.factors import products
+from gatewise.kernels.factors.tokens import Tokens
 from gatewise.kernels.stack import Layer, LayerGradients
-from gatewise.kernels.stepwise import backward_loop, forward_loop
+from gatewise.kernels.stepwise import backward_loop, forward_loop, plan
 from gatewise.kernels.stepwise.parameters import dropped, factors_of
 from gatewise.kernels.stepwise.plan import product_layout_of
 from gatewise.kernels.stepwise.product_layout import ProductLayout
@@ -72,6 +75,9 @@ def backward(
     lengths = _on_device(layer.lengths, layer.x.device)
     with _current(layer.x.device), products_in_tf32(problem):
         chain = backward_loop.run(problem, layout, layer, result, above, lengths, state=needs.state)
+        device, wanted = Device.probe(layer.x.device), {"x": needs.x, "weights": needs.weights}
+        if plan.uses_halves(problem, layout, layer.x.shape[2], device, **wanted):
+            return _by_halves(problem, layer, result, chain, lengths, needs)
         return LayerGradients(
             _input_gradient(problem, layout, layer, chain.dgates) if needs.x else None,
             chain.dh0,
@@ -80,6 +86,37 @@ def backward(
             if needs.weights
             else (None,) * (len(layer.weights) * problem.weights_per_direction),
         )
+
+
+def _by_halves(
+    problem: Problem,
+    layer: Layer,
+    result: Result,
+    chain: backward_loop.LoopGradients,
+    lengths: Tensor | None,
+    needs: Needs,
+) -> LayerGradients:
+    """Return all gradients, those of x and of the matrices by float16 products, which overwrite those of gate sums."""
+    time, batch, features = layer.x.shape
+    x, tokens, rows = layer.x, Tokens(time, batch, by_row=False), problem.gate_rows
+    dx = x.new_empty(time, batch, features) if needs.x else None
+    weights: list[Tensor | None] = []
+    matrices: list[tuple[Tensor, Tensor]] = []
+    for share in chain.dgates if needs.weights else ():
+        matrices.append((x.new_empty(rows, features), x.new_empty(rows, problem.hidden_size)))
+        weights += [*matrices[-1], *_bias_gradients(problem, share)]
+    flat = None if dx is None else dx.flatten(0, 1)
+    products.gradients(problem, layer, result.y, chain.dgates, lengths, tokens, flat, matrices, Scratch(x))
+    none = (None,) * (len(layer.weights) * problem.weights_per_direction)
+    return LayerGradients(dx, chain.dh0, chain.dc0 if needs.state else None, tuple(weights) or none)
+
+
+def _bias_gradients(problem: Problem, share: Tensor) -> tuple[Tensor, ...]:
+    if not problem.bias:
+        return ()
+    # Summing over all rows at once would need a larger workspace than the gradients themselves.
+    own = share.sum(1, dtype=state_dtype(share.dtype)).sum(0).to(share.dtype)
+    return bias_gradients(problem.cell, own)
 
 
 def _input_sums(layout: ProductLayout, x: Tensor, w_ih: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -98,13 +135,13 @@ def _input_gradient(problem: Problem, layout: ProductLayout, layer: Layer, dgate
     # The library's TF32 kernels are faster if both operands are contiguous along the inner dimension of the product.
     transposed = layout.transposed_backward
     matrices = [weights.w_ih.t().contiguous().t() if transposed else weights.w_ih for weights in layer.weights]
-    products = [
+    pairs = [
         (of_input(share.flatten(0, 1), matrix.shape[0]), matrix) for share, matrix in zip(dgates, matrices, strict=True)
     ]
     if problem.dtype == torch.float32 and not problem.allow_tf32:
-        products = in_stretches(products, Device.probe(total.device).multiprocessors, cuts=_THIRDS_OF_G)
-    deep_products.mm(*products[0], total)
-    for factors in products[1:]:
+        pairs = in_stretches(pairs, Device.probe(total.device).multiprocessors, cuts=_THIRDS_OF_G)
+    deep_products.mm(*pairs[0], total)
+    for factors in pairs[1:]:
         deep_products.addmm(total, *factors)
     return total.view(time, batch, features)
 
@@ -143,10 +180,7 @@ def _weight_gradients(
             if time > 1:
                 deep_products.addmm(rows, run.columns_of(later, size).t(), before.reshape((time - 1) * batch, -1))
         gradients += [deep_products.mm(of_input(flat, problem.gate_rows).t(), x), w_hh]
-        if problem.bias:
-            # Summing over all rows at once would need a larger workspace than the gradients themselves.
-            own = share.sum(1, dtype=state_dtype(share.dtype)).sum(0).to(share.dtype)
-            gradients += bias_gradients(problem.cell, own)
+        gradients += _bias_gradients(problem, share)
         if chain.dprojected is not None:
             unprojected = result.kept[2][direction].flatten(0, 1)
             gradients.append(deep_products.mm(chain.dprojected[direction].flatten(0, 1).t(), unprojected))

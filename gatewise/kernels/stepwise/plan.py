@@ -14,12 +14,13 @@ from collections.abc import Mapping
 
 import torch
 
-from gatewise.cells import step_cell
+from gatewise.cells import Regularised, step_cell
 from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.derivation.fused import carried_states
 from gatewise.kernels.criteria import is_fused
+from gatewise.kernels.factors import choice
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 
 RUNS = (32, 16, 8, 4, 2, 1)
@@ -128,3 +129,27 @@ def _product(problem: Problem, device: Device, weights: Mapping[str, float]) -> 
     misaligned = problem.hidden_size * problem.element_bytes % 16 > 0
     product = max(shortest, max(arithmetic, traffic) + weights["seconds"])
     return product * (weights["misaligned"] if misaligned else 1.0)
+
+
+def uses_halves(
+    problem: Problem, layout: ProductLayout, features: int, device: Device, *, x: bool, weights: bool
+) -> bool:
+    """Whether the products after the loop have float16 factors; the last arguments are those of `choice.save_time`."""
+    # Rows of gradients must have a multiple of 8 values for each sum, and lie side by side.
+    fits = products_of(problem) is Products.TF32 and not layout.column_major and problem.hidden_size % 8 == 0
+    plain = is_fused(problem.cell) and not isinstance(problem.cell, Regularised) and not problem.proj_size
+    return (
+        fits
+        and plain
+        and choice.are_possible(device)
+        and choice.save_time(problem, features, device, x=x, weights=weights)
+    )
+
+
+def halved_layers(problem: Problem, device: Device) -> list[int]:
+    """Return the number of input features of each layer whose training call has float16 factors."""
+    if not problem.needs_grad:
+        return []
+    layout = product_layout_of(problem, device)
+    every = [problem.layer_input_size(layer) for layer in range(problem.num_layers)]
+    return [own for own in every if uses_halves(problem, layout, own, device, x=True, weights=True)]

@@ -244,8 +244,9 @@ def test_more_steps_than_cudnn_takes():
     assert testing.relative_error(torch.cat([first.y, second.y]), whole.y.double().cpu()) < 1e-5
 
 
-def test_memory_is_what_was_predicted():
-    problem = Problem(50, 256, 1024, 1024, dtype=torch.bfloat16, needs_grad=True)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_memory_is_what_was_predicted(dtype):
+    problem = Problem(50, 256, 1024, 1024, dtype=dtype, allow_tf32=True, needs_grad=True)
     inputs = testing.make_inputs(problem, "cuda")
     gradients = testing.make_gradients(problem, inputs)
 
