@@ -19,6 +19,7 @@ from gatewise.kernels.factors.copies import SOURCES
 MOST_FACTORS = 7
 _MOST_RESULTS = 2
 _THREADS = 256
+_WARPS = _THREADS // 32
 _RESULT_THREADS = 128
 _MOST_BLOCKS = 4096  # several times as many as are at work at once, so that all multiprocessors end at the same time
 
@@ -44,7 +45,7 @@ class _Factor(ctypes.Structure):
         ("values", ctypes.c_void_p),
         *((name, ctypes.c_longlong) for name in ("step", "row")),
         ("largest", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("columns", "time", "batch", "ragged")),
+        *((name, ctypes.c_int) for name in ("columns", "time", "batch", "ragged", "blocks")),
     ]
 
 
@@ -55,7 +56,7 @@ class _HalfRows(ctypes.Structure):
         *((name, ctypes.c_void_p * 2) for name in ("rows", "exponents", "largest")),
         ("of", _Factor * MOST_FACTORS),
         ("lengths", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("tokens", "directions")),
+        *((name, ctypes.c_int) for name in ("tokens", "directions", "blocks")),
     ]
 
 
@@ -89,15 +90,18 @@ def halve_rows(
     tokens, width = rows[0].shape
     if rows[0].is_meta or not tokens:
         return
+    structs = [_factor(own, lengths is not None) for own in factors]
+    blocks = min(tokens, _MOST_BLOCKS)
     arguments = _HalfRows(
         *(_addresses(tensors) for tensors in (rows, exponents, largest)),
-        (_Factor * MOST_FACTORS)(*[_factor(own, lengths is not None) for own in factors]),
+        (_Factor * MOST_FACTORS)(*structs),
         None if lengths is None else lengths.data_ptr(),
         tokens,
         len(rows),
+        blocks,
     )
     device = rows[0].device
-    grid = min(tokens, _MOST_BLOCKS), len(rows) + len(factors), 1
+    grid = len(rows) * blocks + sum(own.blocks for own in structs), 1, 1
     shape = driver.Shape(grid, _THREADS, 0, cooperative=False)
     with driver.on(device):
         binary = _code("half_rows", device, WIDTH=width, THREADS=_THREADS)
@@ -113,7 +117,8 @@ def _factor(own: Factor, ragged: bool) -> _Factor:
     time, batch, columns = values.shape
     step, row, _ = values.stride()
     address, largest = values.data_ptr(), own.largest.data_ptr()
-    return _Factor(address, step, row, largest, columns, time, batch, ragged and own.ragged)
+    blocks = min(-(-time * batch // _WARPS), _MOST_BLOCKS // 4)  # a warp reads a token
+    return _Factor(address, step, row, largest, columns, time, batch, ragged and own.ragged, blocks)
 
 
 class Part(NamedTuple):

@@ -17,6 +17,7 @@ struct Factor {
     int* largest;
     int columns, time, batch;
     int ragged;  // whether only the steps of each sequence count
+    int blocks;  // that read them
 };
 
 struct HalfRows {
@@ -26,6 +27,7 @@ struct HalfRows {
     Factor of[7];
     const long long* lengths;  // [B], or null
     int tokens, directions;
+    int blocks;  // of each direction; those of the factors follow
 };
 
 __device__ __forceinline__ u32 magnitude(float value) { return Float32::finite_magnitude(Float32::to_bits(value)); }
@@ -41,10 +43,10 @@ __device__ __forceinline__ u32 largest_of_block(u32 own, int turn) {
     return own;
 }
 
-__device__ __forceinline__ u32 halved_rows(const HalfRows& p, int direction) {
+__device__ __forceinline__ u32 halved_rows(const HalfRows& p, int direction, int block) {
     u32 most = 0;
     int turn = 0;
-    for (int row = blockIdx.x; row < p.tokens; row += gridDim.x, turn ^= 1) {
+    for (int row = block; row < p.tokens; row += p.blocks, turn ^= 1) {
         float4* const own = (float4*)(p.rows[direction] + (size_t)row * WIDTH);
         float4 values[OWN_LOADS];
         u32 largest = 0;
@@ -75,10 +77,10 @@ __device__ __forceinline__ u32 halved_rows(const HalfRows& p, int direction) {
     return most;
 }
 
-__device__ __forceinline__ u32 largest_of_factor(const Factor& own, const long long* lengths) {
+__device__ __forceinline__ u32 largest_of_factor(const Factor& own, const long long* lengths, int block) {
     const int lane = threadIdx.x & 31;
     u32 most = 0;
-    for (int token = blockIdx.x * WARPS + (threadIdx.x >> 5); token < own.time * own.batch; token += gridDim.x * WARPS) {
+    for (int token = block * WARPS + (threadIdx.x >> 5); token < own.time * own.batch; token += own.blocks * WARPS) {
         const int t = token / own.batch, n = token % own.batch;
         if (own.ragged && t >= lengths[n]) continue;
         const float* const row = own.values + t * own.step + n * own.row;
@@ -89,8 +91,11 @@ __device__ __forceinline__ u32 largest_of_factor(const Factor& own, const long l
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) recurrent_half_rows(const HalfRows p) {
-    const int slot = blockIdx.y, factor = slot - p.directions;
-    const bool rows = factor < 0;
-    const u32 most = rows ? halved_rows(p, slot) : largest_of_factor(p.of[factor], p.lengths);
-    if (threadIdx.x == 0 && most) atomicMax(rows ? p.largest[slot] : p.of[factor].largest, (int)most);
+    const int direction = blockIdx.x / p.blocks;
+    const bool rows = direction < p.directions;
+    int block = blockIdx.x - (rows ? direction : p.directions) * p.blocks, factor = 0;
+    if (!rows)
+        while (block >= p.of[factor].blocks) block -= p.of[factor++].blocks;
+    const u32 most = rows ? halved_rows(p, direction, block) : largest_of_factor(p.of[factor], p.lengths, block);
+    if (threadIdx.x == 0 && most) atomicMax(rows ? p.largest[direction] : p.of[factor].largest, (int)most);
 }
