@@ -7,6 +7,7 @@ import torch
 
 from gatewise import testing
 from gatewise.kernels.cuda import deep_products, toolchain
+from gatewise.kernels.factors import halves
 from gatewise.kernels.factors.copies import SOURCES
 from tests.kernels.factors.half_factors import UNIT, Given, widened
 from tests.kernels.persistent.sources_on_cpu import launch_factors_on_cpu
@@ -43,6 +44,17 @@ def sources(monkeypatch):
 @pytest.mark.parametrize("directions", [1, 2])
 def test_products(sources, directions, features, by_row):
     Given((4, 3, features, 11), directions, by_row=by_row).check()
+
+
+@pytest.mark.parametrize("size", [48, 270], ids=["several-warps", "several-loads"])
+def test_rows_that_a_block_reads_together(sources, size):
+    """Warps write a row back only when all have read it."""
+    Given((2, 3, 5, size)).check()
+
+
+def test_blocks_with_several_rows(sources, monkeypatch):
+    monkeypatch.setattr(halves, "_MOST_BLOCKS", 4)
+    Given((5, 3, 40, 48), 2).check()
 
 
 def test_the_error_of_each_token_is_that_of_its_own_gradients(sources):
