@@ -36,7 +36,7 @@ def test_what_is_not_finite_stays_where_products_have_it():
                 assert torch.equal(found.isfinite(), exact.isfinite()), (place, value)
 
 
-@pytest.mark.parametrize("sizes", [(100, 64, 1024, 1024), (70, 80, 400, 1150), (500, 32, 1024, 512)])
+@pytest.mark.parametrize("sizes", [(50, 64, 512, 512), (20, 80, 200, 650), (300, 8, 1024, 200)])
 def test_products_of_large_factors(sizes):
     given = Given(sizes, 2, device="cuda")
     for found, exact in zip(given.found(), given.expected(), strict=True):

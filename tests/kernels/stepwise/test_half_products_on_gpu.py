@@ -16,7 +16,7 @@ PROBLEMS = {
     "both-directions": Problem(20, 64, 200, 512, bidirectional=True, num_layers=2, layout=Layout.DEVICE_LENGTHS),
     "resets": Problem(20, 64, 31, 512, bidirectional=True, resets=True),
     "gru": Problem(30, 64, 3000, 512, cell=GRU()),
-    "deep": Problem(1441, 8, 264, 264),
+    "deep": Problem(289, 8, 264, 264),
 }
 
 
