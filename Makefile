@@ -141,8 +141,9 @@ define install
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@echo "Installing gatewise[$(1)] into $(VENV) (once) ..."
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_OPTIONS) -c constraints.txt -e '.[$(1)]'
-	@# On all cores, unlike pip. Some packages have files for other versions of Python, which stay as they are.
-	@$(RUN) -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
+	@# On all cores, unlike pip, and without the packages' own tests. Some packages have files for other versions of
+	@# Python, which stay as they are.
+	@$(RUN) -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib >/dev/null 2>&1 || true
 	@touch $@
 endef
 

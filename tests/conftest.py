@@ -4,7 +4,6 @@ import gc
 import os
 
 import pytest
-import torch
 
 # What Inductor generates is PyTorch's to test. Otherwise each process that compiles with it compiles six programs to
 # find out what vector instructions the machine has, and starts processes to compile in.
@@ -13,6 +12,8 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items):
+    import torch  # not in the process that only distributes the tests
+
     # Files with slow tests come first, so that none of them is left to one worker at the end.
     slow = {item.path for item in items if "slow" in item.keywords}
     items.sort(key=lambda item: item.path not in slow)

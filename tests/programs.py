@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import uuid
@@ -116,25 +118,90 @@ def together(words: Sequence[object], folder: Path, change: Callable[[], None] |
     return [program.ended() for program in programs]
 
 
-def under_torchrun(function: Callable[..., None], *given: Any, restarts: int = 0) -> None:
-    """Call a function in two processes of torchrun's agent, which runs in this process; raise an error if they fail.
+def under_torchrun(function: Callable[..., None], *given: Any, count: int = 2, restarts: int = 0) -> None:
+    """Call a function in processes of torchrun's agent, which runs in this process; raise an error if they fail.
 
     Args:
         function: The function, found by its module and name.
         given: Its arguments.
+        count: The number of processes.
         restarts: The number of times that the agent starts the processes again.
     """
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     processes_that_start_fast()  # determines the modules that the server imports
     standalone = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": str(uuid.uuid4())}
-    config = LaunchConfig(1, 1, 2, max_restarts=restarts, start_method="forkserver", **standalone)
+    config = LaunchConfig(1, 1, count, max_restarts=restarts, start_method="forkserver", **standalone)
     replaced = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
     try:
         elastic_launch(config, function)(*given)
     finally:
         for name, handler in replaced.items():
             signal.signal(name, handler)
+
+
+class Agent:
+    """The agent that `torchrun OPTIONS` starts; its workers are forked from it, and call a function.
+
+    It has methods of `subprocess.Popen`.
+
+    Args:
+        options: The options of torchrun.
+        log: The file to which it prints.
+        function: The function, found by its module and name.
+        given: Its arguments.
+    """
+
+    def __init__(self, options: Sequence[object], log: str | Path, function: Callable[..., None], *given: Any) -> None:
+        everything = ([*map(str, options)], str(log), os.environ | {"OMP_NUM_THREADS": "1"}, function, given)
+        self._process = processes_that_start_fast().Process(target=_be_agent, args=everything)
+        self._process.start()
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """Return the exit status, negative for a signal; None while the process runs."""
+        return self._process.exitcode
+
+    def wait(self, seconds: float | None = None) -> int:
+        """Wait for the process to end; return its exit status."""
+        self._process.join(seconds)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("torchrun", seconds or 0.0)
+        return self._process.exitcode
+
+    def terminate(self) -> None:
+        """Ask the process to end."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End the process and its workers, as if their machine were switched off."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def _be_agent(options, log, environment, function, given):
+    from torch.distributed import run
+
+    os.setsid()  # so that a signal to the group of the agent reaches its workers, and them alone
+    os.environ.clear()
+    os.environ.update(environment)
+    printed = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for descriptor in (1, 2):
+        os.dup2(printed, descriptor)
+    found = run.get_args_parser().parse_args([*options, "--start-method", "fork", "-m", function.__module__])
+    if found.standalone:
+        found.rdzv_backend, found.rdzv_endpoint, found.rdzv_id = "c10d", "localhost:0", str(uuid.uuid4())
+    config, _, _ = run.config_from_args(found)
+    run.elastic_launch(config, _be_worker)(function, given)
+
+
+def _be_worker(function, given):
+    # Unlike processes that torchrun starts, those that it forks have its handlers.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    torch.set_num_threads(1)
+    function(*given)
 
 
 def program_of_torchrun(words: Sequence[object], folder: Path, change: Callable[[], None] | None = None) -> None:

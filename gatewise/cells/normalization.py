@@ -42,7 +42,10 @@ def standardized(*values: Any, eps: float = 1e-5, centered: bool = True) -> Any:
         return handle_torch_function(standardized, values, *values, eps=eps, centered=centered)
     joined = values[0] if len(values) == 1 else torch.cat(values, -1)
     if joined.dtype == torch.float64:
-        # PyTorch's operator loses digits where the variance is far below eps, which would show in comparisons.
+        # PyTorch's operator loses digits where the variance is far below eps, which would show in comparisons. So do
+        # sums of gradients: those of the value and of its mean are of order 1 / sqrt(eps) and nearly cancel. The view
+        # has them added to each other before they are added to other gradients of the value, which may be far smaller.
+        joined = joined.view_as(joined)
         joined = joined - joined.mean(-1, keepdim=True) if centered else joined
         found = joined * torch.rsqrt(joined.square().mean(-1, keepdim=True) + eps)
     else:

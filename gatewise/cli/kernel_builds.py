@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
-from gatewise.models import Seq2Seq
 from gatewise.nn import LSTM
-from gatewise.planning import Shape
-from gatewise.planning.translation.decoder import sizes_of
-from gatewise.planning.translation.setting import Setting
 from gatewise.selection import explain
 from gatewise.training.precision import arithmetic
 
 if TYPE_CHECKING:
     from gatewise.kernels.persistent.launches.builds import Compilation
+
+Builds = Callable[[Device], "Iterable[Compilation]"]
+"""A function that returns the kernels that a run launches on a device, the most urgent first."""
 
 
 class LayerCall(NamedTuple):
@@ -38,66 +37,47 @@ class LayerCall(NamedTuple):
     training: bool = True
 
 
-class DecoderCalls(NamedTuple):
-    """The calls of a decoder with input feeding in training.
-
-    Attributes:
-        model: The model.
-        shapes: The shapes of the batches, as (padded length, pairs).
-    """
-
-    model: Seq2Seq
-    shapes: Sequence[tuple[int, int]]
-
-
 @contextlib.contextmanager
-def kernels_ahead(
-    calls: Iterable[LayerCall], precision: str, device: torch.device, decoder: DecoderCalls | None = None
-) -> Iterator[None]:
-    """Compile what the calls launch in other threads while the context runs; on a CPU, do nothing.
+def kernels_ahead(builds: Builds, device: torch.device) -> Iterator[None]:
+    """Compile what a run launches in other threads while the context runs; on a CPU, do nothing.
 
-    Compiling one kernel takes seconds, and a translation model has kernels for every shape of its batches.
+    Compiling one kernel takes up to a second, and a translation model has kernels for every shape of its batches.
 
     Args:
-        calls: The calls, the most urgent first.
-        precision: The precision, as in `TrainingOptions`.
+        builds: The function that returns the kernels.
         device: The device of the model.
-        decoder: The model and the batches of a decoder with input feeding; None if there is none.
     """
     if device.type != "cuda":
         yield
         return
     # Imported with the toolchain for CUDA.
-    from gatewise.kernels.persistent.launches.builds import building, launches_of
+    from gatewise.kernels.persistent.launches.builds import building
 
-    numbers = Device.probe(device)
-    needed: list[Compilation] = [] if decoder is None else decoder_compilations(decoder, precision, numbers)
-    for decision in decided(calls, precision, numbers):
-        needed += launches_of(decision.problem, numbers) if decision.chosen == "persistent" else []
-    with building(needed):
+    with building(builds(Device.probe(device)), device=device):
         yield
 
 
-def decoder_compilations(calls: DecoderCalls, precision: str, device: Device) -> list[Compilation]:
-    """Return the kernels that a decoder with input feeding compiles for its batches."""
+def layer_builds(calls: Iterable[LayerCall], precision: str, device: Device) -> Iterator[Compilation]:
+    """Yield the kernels that calls of layers launch.
+
+    Args:
+        calls: The calls, the most urgent first.
+        precision: The precision, as in `TrainingOptions`.
+        device: The device.
+    """
     # Imported with the toolchain for CUDA.
-    from gatewise.feeding.builds import compilations
+    from gatewise.kernels.persistent.launches.builds import copies_of, launches_of
 
-    found: list[Compilation] = []
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    with arithmetic(precision):
-        for steps, rows in calls.shapes:
-            setting = Setting(calls.model, Shape(steps, steps, rows), dtype, device)
-            problem = sizes_of(setting).replace(attention_kernel=calls.model.attention.kernel)
-            found += compilations(problem, device)
-    return found
+    for call in dict.fromkeys(calls):
+        decision = decided(call, precision, device)
+        if decision.chosen == "persistent":
+            yield from launches_of(decision.problem, device)
+            yield from copies_of(decision.problem, device)
 
 
-def decided(calls: Iterable[LayerCall], precision: str, device: Device) -> list[Decision]:
-    """Return the decisions about the calls, as training and its evaluations make them, each once."""
+def decided(call: LayerCall, precision: str, device: Device) -> Decision:
+    """Return the decision about a call, as training and its evaluations make it."""
+    layer, shape, lengths, training = call
     half = torch.bfloat16 if precision == "bfloat16" else None
     with arithmetic(precision):
-        return [
-            explain(layer, shape, lengths=lengths or None, dtype=half, training=training, device=device)
-            for layer, shape, lengths, training in dict.fromkeys(calls)
-        ]
+        return explain(layer, shape, lengths=lengths or None, dtype=half, training=training, device=device)

@@ -6,7 +6,8 @@ import dataclasses
 import hashlib
 import itertools
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.markup import escape
 from torch import nn
 
 from gatewise.cli.failures import print_warning
-from gatewise.cli.kernel_builds import LayerCall, kernels_ahead
+from gatewise.cli.kernel_builds import LayerCall, kernels_ahead, layer_builds
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import PYTHON_TOPICS, Recipe, SampleOptions, TextOptions, to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
@@ -31,6 +32,7 @@ from gatewise.cli.run_report import (
 )
 from gatewise.cli.saved_model import build_model, load_model, model_facts, sizes_of
 from gatewise.contract.decision import Decision
+from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
 from gatewise.data import (
     Corpus,
@@ -47,6 +49,7 @@ from gatewise.data import (
 from gatewise.data.tokenizers import unknown_parts
 from gatewise.files import write_bytes
 from gatewise.models import LanguageModel, generate
+from gatewise.models.chunked_softmax import softmax_launches
 from gatewise.models.decoding import check_sampling
 from gatewise.training import RunFolder, fit, perplexity
 from gatewise.training.curves import plot_curves
@@ -54,6 +57,9 @@ from gatewise.training.json_values import to_json
 from gatewise.training.loop import Outcome
 from gatewise.training.processes import Processes
 from gatewise.training.run_folder import bytes_of_run
+
+if TYPE_CHECKING:
+    from gatewise.kernels.persistent.launches.builds import Compilation
 
 _SPLITS = ("train", "valid", "test")
 _SHOWN = 8
@@ -230,6 +236,18 @@ def _calls(
     return [LayerCall(layer, (time, columns, layer.input_size), training=split == "train") for layer in model.layers]
 
 
+def _builds(
+    recipe: Recipe, material: Material, model: LanguageModel, processes: Processes, device: Device
+) -> Iterator[Compilation]:
+    """Yield the kernels that training and its evaluations launch."""
+    precision, (vocabulary, size) = recipe.training.precision, model.output.weight.shape
+    for training in (True, False):
+        if precision == "bfloat16" and device.triton:  # see `mean_token_loss`
+            yield from softmax_launches(vocabulary, size, torch.bfloat16, gradient=training)
+        calls = _calls(recipe, material, model, processes, "train" if training else "valid")
+        yield from layer_builds(calls, precision, device)
+
+
 def _window(text: TextOptions, split: str, processes: Processes) -> tuple[int, int]:
     """Return the number of time steps and of columns over all processes in the windows of a text."""
     if split == "train":
@@ -256,9 +274,8 @@ def _train(
         "training text": hashlib.sha256(material.tokens["train"].numpy().tobytes()).hexdigest()[:16],
     }
     epochs, unit = recipe.training.epochs, material.tokenizer.unit
-    calls = [call for split in ("train", "valid") for call in _calls(recipe, material, model, processes, split)]
     with (
-        kernels_ahead(calls, recipe.training.precision, processes.device),
+        kernels_ahead(lambda device: _builds(recipe, material, model, processes, device), processes.device),
         watching(console, folder, processes, epochs, unit) as observers,
     ):
         return fit(

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from rich.console import Console
 from rich.markup import escape
 
-from gatewise.cli.kernel_builds import DecoderCalls, LayerCall, kernels_ahead
+from gatewise.cli.kernel_builds import kernels_ahead
 from gatewise.cli.launch import Task
 from gatewise.cli.nmt_alignment import alignment_words
+from gatewise.cli.nmt_builds import TranslationCalls, translation_builds
 from gatewise.cli.nmt_data import SPLITS, PairMaterial, pair_material
 from gatewise.cli.nmt_memory import plan_memory
 from gatewise.cli.nmt_recipe import TranslationRecipe
@@ -41,6 +42,7 @@ from gatewise.cli.saved_translator import (
     translation_sizes,
 )
 from gatewise.contract.decision import Decision
+from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.files import write_bytes
 from gatewise.models import Search, Seq2Seq, Translation
@@ -55,6 +57,9 @@ from gatewise.training.precision import arithmetic, autocast
 from gatewise.training.processes import Processes
 from gatewise.training.run_folder import bytes_of_run
 from gatewise.training.snapshot import weights_of
+
+if TYPE_CHECKING:
+    from gatewise.kernels.persistent.launches.builds import Compilation
 
 _UNIT = "tokens"
 _MEASURE = dataclasses.replace(PERPLEXITY, digits=3, score="BLEU")
@@ -146,11 +151,18 @@ def _train(
         **{name: size for name, size in sizes.items() if name not in ("kernel", "attention_kernel")},
         "training text": material.digest,
     }
-    epochs, shapes = recipe.training.epochs, material.batches["train"].shapes_by_count()
-    calls, decoder = layer_calls(model, shapes), DecoderCalls(model, shapes) if model.input_feeding else None
+    precision = recipe.training.precision
+
+    def builds(device: Device) -> Iterator[Compilation]:
+        train, valid = (material.batches[split].shapes_by_count() for split in ("train", "valid"))
+        translator = Translator(model, material.source, material.target)
+        sentences = _own_share(material, "valid", processes, recipe.translation.valid_sentences or None)
+        searched = translator.shapes(sentences, recipe.data.evaluation_batch_tokens)
+        yield from translation_builds(TranslationCalls(model, train, valid, searched), precision, device)
+
     with (
-        kernels_ahead(calls, recipe.training.precision, processes.device, decoder),
-        watching(console, folder, processes, epochs, _UNIT, _MEASURE) as observers,
+        kernels_ahead(builds, processes.device),
+        watching(console, folder, processes, recipe.training.epochs, _UNIT, _MEASURE) as observers,
     ):
         return fit(
             model,
@@ -165,15 +177,6 @@ def _train(
             reference=reference_of("nmt", model, decision, folder, processes),
             score=_score(model, material, recipe, processes),
         )
-
-
-def layer_calls(model: Seq2Seq, shapes: Iterable[tuple[int, int]]) -> Iterator[LayerCall]:
-    """Yield the calls of a model's LSTM layers for batches of the given shapes (padded length, pairs)."""
-    for steps, rows in shapes:
-        for layer in cast("Iterable[LSTM]", model.encoder):
-            yield LayerCall(layer, (steps, rows, layer.input_size), lengths=True)
-        if isinstance(model.decoder, LSTM):  # not with input feeding
-            yield LayerCall(model.decoder, (steps, rows, model.decoder.input_size))
 
 
 def _score(
@@ -201,14 +204,18 @@ def _translated(
     most: int | None = None,
 ) -> list[Translation]:
     """Return the best translation of each sentence in the first process; every process translates its share."""
-    sentences = material.parts[split].source[:most]
-    own = sentences[processes.rank :: processes.count]
+    own = _own_share(material, split, processes, most)
     precision = recipe.training.precision
     with arithmetic(precision), autocast(precision, processes.device):
         found = translator.translate(own, search, recipe.data.evaluation_batch_tokens) if own else []
     shares = processes.gather([each[0] for each in found])
     # Sentence n was translated by process n modulo the number of processes.
     return [each for turn in itertools.zip_longest(*shares) for each in turn if each is not None]
+
+
+def _own_share(material: PairMaterial, split: str, processes: Processes, most: int | None) -> tuple[str, ...]:
+    """Return those of the first sentences of a part that this process translates."""
+    return material.parts[split].source[:most][processes.rank :: processes.count]
 
 
 def _scores(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +53,11 @@ class Translator:
             The translations of each sentence, in the order of `sentences`.
         """
         encoded = [self.source.encode(each) for each in sentences]
-        order = sorted(range(len(encoded)), key=lambda row: -len(encoded[row]))
         found: list[list[Translation]] = [[] for _ in encoded]
         device = self.model.output.bias.device
         was_training = self.model.training
         self.model.eval()
-        while order:
-            size = max(1, batch_tokens // (len(encoded[order[0]]) * search.beam_size))
-            rows, order = order[:size], order[size:]
+        for rows in _batches([len(each) for each in encoded], batch_tokens // search.beam_size):
             source = torch.nn.utils.rnn.pad_sequence([encoded[row] for row in rows], padding_value=PADDING).to(device)
             lengths = torch.tensor([len(encoded[row]) for row in rows], device=device)
             for row, each in zip(rows, translate(self.model, source, lengths, search, self.graphs), strict=True):
@@ -68,9 +65,23 @@ class Translator:
         self.model.train(was_training)
         return found
 
+    def shapes(self, sentences: Sequence[str], batch_tokens: int) -> list[tuple[int, int]]:
+        """Return the shapes of the batches in which greedy search translates sentences, as (tokens, sentences)."""
+        lengths = [len(self.source.encode(each)) for each in sentences]
+        return [(lengths[rows[0]], len(rows)) for rows in _batches(lengths, batch_tokens)]
+
     def text(self, translation: Translation) -> str:
         """Return a translation as text."""
         return self.target.decode(translation.tokens)
+
+
+def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Yield the numbers of the sentences in each batch, the longest sentences first."""
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    while order:
+        size = max(1, batch_tokens // lengths[order[0]])
+        rows, order = order[:size], order[size:]
+        yield rows
 
 
 def build_translation_model(sizes: dict[str, Any], device: torch.device) -> Seq2Seq:

@@ -55,10 +55,15 @@ class BpeTokenizer:
         pieces = self._model.encode_batch_fast(text.splitlines(keepends=True), add_special_tokens=False)
         return torch.tensor([token for piece in pieces for token in piece.ids], dtype=torch.int64)
 
-    def encode_lines(self, lines: Sequence[str]) -> list[torch.Tensor]:
-        """Return the tokens of each line, int64 [N], computed on all CPU cores."""
+    def encode_lines(self, lines: Sequence[str], first: int = 0) -> list[torch.Tensor]:
+        """Return the tokens of each line, int64 [N], computed on all CPU cores.
+
+        Args:
+            lines: The lines.
+            first: The number that is added to each token.
+        """
         pieces = [piece.ids for piece in self._model.encode_batch_fast(lines, add_special_tokens=False)]
-        tokens = torch.tensor(list(itertools.chain.from_iterable(pieces)), dtype=torch.int64)
+        tokens = torch.tensor(list(itertools.chain.from_iterable(pieces)), dtype=torch.int64) + first
         return list(tokens.split([len(piece) for piece in pieces]))  # one tensor for each line would take far longer
 
     def bytes_of(self, token: int) -> bytes:

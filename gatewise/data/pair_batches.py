@@ -176,10 +176,15 @@ class PairBatches:
         batches = list(self._batches(rows))
         if self._shuffle:
             batches = [batches[place] for place in torch.randperm(len(batches), generator=generator).tolist()]
-        for batch, steps in batches[start:]:
-            own = batch[self._rank :: self._processes]
-            if len(own):
-                yield self._batch(own, batch, steps)
+        parts = [(batch[self._rank :: self._processes], batch, steps) for batch, steps in batches[start:]]
+        parts = [(own, whole, steps) for own, whole, steps in parts if len(own)]
+        counts = [self._count_of(own, whole) for own, whole, _ in parts]
+        # Copied to the device at once: every copy from the host would take as long as several operations.
+        order = torch.cat([rows[:0], *[own for own, _, _ in parts]]).to(self._device)
+        weights = torch.tensor([1 / count for count in counts], dtype=torch.float32).to(self._device)
+        places = order.split([len(own) for own, _, _ in parts])
+        for there, weight, count, (_, _, steps) in zip(places, weights, counts, parts, strict=True):
+            yield self._batch(there, weight, count, steps)
 
     def _batches(self, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
         """Split rows into batches, bucket by bucket in the given order; yield each batch and its padded length."""
@@ -211,25 +216,26 @@ class PairBatches:
         buckets, counts = self._buckets[rows].unique_consecutive(return_counts=True)
         return buckets.tolist(), rows.split(counts.tolist())
 
-    def _batch(self, rows: torch.Tensor, whole: torch.Tensor, steps: int) -> PairBatch:
+    def _count_of(self, own: torch.Tensor, whole: torch.Tensor) -> float:
+        """Return the number of target tokens of this process's part of a batch; in training, the mean of the parts'."""
         if self._shuffle:
-            count = int((self._target.lengths[whole] + 1).sum()) / self._processes
-        else:
-            count = int((self._target.lengths[rows] + 1).sum())
-        there = rows.to(self._device)
-        source, source_lengths = self._source.padded(there, steps)
-        targets, target_lengths = self._target.padded(there, steps)
+            return int((self._target.lengths[whole] + 1).sum()) / self._processes
+        return int((self._target.lengths[own] + 1).sum())
+
+    def _batch(self, rows: torch.Tensor, weight: torch.Tensor, count: float, steps: int) -> PairBatch:
+        """Return the batch of some pairs; `rows` and `weight` are on the device."""
+        source, source_lengths = self._source.padded(rows, steps)
+        targets, target_lengths = self._target.padded(rows, steps)
         inputs = torch.cat([targets.new_full((1, len(rows)), BEGINNING), targets[:-1]])
         targets.scatter_(0, target_lengths[None], END)
-        weight = torch.full((), 1 / count, device=self._device)
-        return PairBatch(source, source_lengths, inputs, targets, weight, there, count=count)
+        return PairBatch(source, source_lengths, inputs, targets, weight, rows, count=count)
 
 
 class _Side:
     """One side of the pairs: the tokens of all sentences, concatenated."""
 
     def __init__(self, sentences: Sequence[torch.Tensor], device: torch.device | str) -> None:
-        self.lengths = torch.tensor([len(each) for each in sentences], dtype=torch.int64)
+        self.lengths = torch.tensor([each.numel() for each in sentences], dtype=torch.int64)
         values = torch.cat([*sentences, torch.tensor([PADDING])])  # keeps the offset of an empty last sentence valid
         self._values = values.to(device)
         self._offsets = (self.lengths.cumsum(0) - self.lengths).to(device)

@@ -72,7 +72,7 @@ def filter_pairs(
     kept: list[int] = []
     empty = too_long = uneven = 0
     for row, (one, other) in enumerate(zip(source, target, strict=True)):
-        shorter, longer = sorted((len(one), len(other)))
+        shorter, longer = sorted((one.numel(), other.numel()))  # faster than `len`, for many sentences
         if not shorter:
             empty += 1
         elif longer > rule.longest:

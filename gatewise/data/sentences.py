@@ -52,9 +52,7 @@ class SentenceVocabulary:
     def encode_all(self, sentences: Sequence[str]) -> list[torch.Tensor]:
         """Return the tokens of every sentence; byte-pair encoding processes many sentences at a time."""
         if isinstance(self.tokenizer, BpeTokenizer):
-            lines = self.tokenizer.encode_lines([_spaced(each) for each in sentences])
-            shifted = torch.cat([*lines, torch.empty(0, dtype=torch.int64)]) + _SPECIAL
-            return list(shifted.split([len(line) for line in lines]))
+            return self.tokenizer.encode_lines([_spaced(each) for each in sentences], _SPECIAL)
         return [self.encode(each) for each in sentences]
 
     def decode(self, tokens: Iterable[int]) -> str:

@@ -8,10 +8,15 @@ from typing import NamedTuple
 
 import torch
 
+from gatewise.attention import explain
+from gatewise.attention.call import Needs
+from gatewise.attention.fused.builds import launches
 from gatewise.contract.device import Device
+from gatewise.contract.triton_kernels import TritonLaunch
 from gatewise.derivation.device import DeviceCode, device_code
 from gatewise.feeding import elementwise_kernels, fused_attention
 from gatewise.feeding.choice import choose
+from gatewise.feeding.kernel import Kernel
 from gatewise.feeding.problem import Problem
 from gatewise.kernels.cuda import toolchain
 
@@ -41,11 +46,17 @@ class Compilation(NamedTuple):
         return toolchain.compile_source(self.file, self.architecture, dict(self.macros), self.code)
 
 
-def compilations(problem: Problem, device: Device) -> list[Compilation]:
-    """Return the kernels that a call with contiguous keys and values compiles; none if it runs PyTorch's operators."""
+def compilations(problem: Problem, device: Device) -> list[Compilation | TritonLaunch]:
+    """Return what a call with contiguous keys and values compiles; none if it runs PyTorch's operators."""
     kernel = choose(problem, device)
-    if kernel.name != "fused":
-        return []
+    return [
+        *(_compilations(kernel, problem, device) if kernel.name == "fused" else ()),
+        *_launches(kernel, problem, device),
+    ]
+
+
+def _compilations(kernel: Kernel, problem: Problem, device: Device) -> list[Compilation]:
+    """Return the CUDA kernels of the kernel "fused"."""
     halves = kernel.halves(problem, device)
     width = elementwise_kernels.width_of(
         problem.batch, problem.units, problem.features, problem.dtype, device.multiprocessors
@@ -59,4 +70,17 @@ def compilations(problem: Problem, device: Device) -> list[Compilation]:
         widest = max(problem.features, problem.units)
         macros = fused_attention.macros(problem.dtype, width, widest, operand, halves=halves)
         found.append(Compilation(fused_attention.SOURCE, device.architecture, macros, None))
+    return found
+
+
+def _launches(kernel: Kernel, problem: Problem, device: Device) -> list[TritonLaunch]:
+    """Return the Triton kernels of attention."""
+    of_all = problem.attention
+    if explain(of_all, device, problem.attention_kernel).chosen != "fused":
+        return []
+    found = []
+    if not kernel.attends_at_once(problem, device):
+        found = launches(of_all.replace(steps=1), needs=Needs(query=True, source=False))
+    if problem.needs_grad:
+        found += launches(of_all, forward=False, needs=Needs(query=False, source=True))
     return found

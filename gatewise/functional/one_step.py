@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,34 +12,51 @@ from gatewise.cells import Cell
 from gatewise.contract.problem import NORMAL
 from gatewise.functional.arguments import check_input
 from gatewise.functional.differentiable import recurrent
-from gatewise.functional.passes import without_autocast
+from gatewise.functional.passes import first_calls_permitted, without_autocast
 from gatewise.functional.weights import Form, forms_of, structure_of
 from gatewise.selection import AUTO, preference
-from gatewise.selection.one_step import Product, Step, state_dtype, step_of
+from gatewise.selection.one_step import Product, Step, held_steps, in_one_launch, state_dtype, step_of
+
+if TYPE_CHECKING:
+    from gatewise.selection.one_step import SingleSteps
 
 __all__ = [
     "Product",
+    "SingleSteps",
     "Stack",
     "autocast_dtype",
     "check_tensors_of_step",
+    "held_step",
+    "held_steps",
+    "in_one_launch",
     "one_call",
     "one_step",
     "state_dtype",
     "steps_directly",
+    "steps_freely",
 ]
 
 Stack = list[tuple[Tensor, ...]]
 """The states of each layer: the hidden state [B, R], and the others [B, H]."""
 
 
+def steps_freely(kernel: str) -> bool:
+    """Return whether no kernel is named for a call.
+
+    Args:
+        kernel: The layer's kernel: a name or "auto".
+    """
+    return preference(kernel).kernel == AUTO
+
+
 def steps_directly(x: Tensor, kernel: str) -> bool:
-    """Return whether `one_step` computes a call; `one_call` computes those on other devices or on a named kernel.
+    """Return whether `one_step` computes a call, which is on a CPU and names no kernel.
 
     Args:
         x: The input.
         kernel: The layer's kernel: a name or "auto".
     """
-    return x.is_cpu and preference(kernel).kernel == AUTO
+    return x.is_cpu and steps_freely(kernel)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
@@ -54,21 +72,20 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(x.device.type)
 
 
-def check_tensors_of_step(cell: Cell, x: Tensor, weights: Sequence[Sequence[Tensor]]) -> None:
+def check_tensors_of_step(cell: Cell, x: Tensor, weights: Sequence[Tensor]) -> None:
     """Check the input and the weights of a step as a call of the layer does.
 
     Args:
         cell: The cell.
         x: The input [B, I], in the dtype of the call.
-        weights: The weights of each layer, as in `all_weights`.
+        weights: The weights in the flat order of PyTorch's layers.
 
     Raises:
         ShapeError: A shape does not fit the others.
         DtypeError: The tensors are of several dtypes, or the dtype is not a float dtype that layers take.
         DeviceError: The tensors are on several devices.
     """
-    forms = forms_of([weight for layer in weights for weight in layer])
-    found = structure_of(forms, False, len(cell.gates), len(cell.parameters))
+    found = structure_of(forms_of(weights), False, len(cell.gates), len(cell.parameters))
     check_input(Form(torch.Size((1, *x.shape)), x.dtype, x.device), found, packed=False)
 
 
@@ -108,6 +125,31 @@ def _through_layers(
             x = after[-1][0].to(dtype)
         after.append(step(x, before, weights[layer], None if products is None else products[layer]))
     return after
+
+
+def held_step(held: SingleSteps, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """Return the output of a step whose states are held on a GPU [B, H].
+
+    Weights are checked in the first call, and when one of them has another address or form than in the call before.
+
+    Args:
+        held: The steps.
+        x: The input [B, I], in the dtype of the steps.
+        weights: The weights in the flat order of PyTorch's layers, in the same dtype.
+
+    Raises:
+        ShapeError: A shape does not fit the others, or the states.
+        DtypeError: The weights are of several dtypes.
+        DeviceError: The weights are on several devices.
+    """
+    if not held.is_prepared_for(weights):
+        check_tensors_of_step(held.cell, x, weights)
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            with first_calls_permitted():
+                held.prepare(weights)
+        else:
+            held.prepare(weights)
+    return held.step(x)
 
 
 def one_call(cell: Cell, x: Tensor, states: Stack, weights: Sequence[Sequence[Tensor]], kernel: str) -> Stack:

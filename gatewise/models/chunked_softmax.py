@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from gatewise.contract.device import Device, tf32_products_allowed
+from gatewise.contract.triton_kernels import TritonLaunch
+from gatewise.models import fused_softmax
 from gatewise.models.softmax import is_plain, product_dtype, token_losses
-from gatewise.models.widening import copied, is_aligned, widened
+from gatewise.models.widening import copied, is_aligned, widened, widened_rows
 
 CHUNK_BYTES = 128 << 20
 """The default size of a chunk's logits in bytes: large enough that matrix products run at full speed."""
@@ -97,6 +99,24 @@ def weighted_token_loss(
     # `ctx.needs_input_grad` does not reflect no_grad mode, so that the grad mode has to be passed.
     follows = torch.is_grad_enabled()
     return _WeightedLoss.apply(hidden, weight, bias, targets, shares, rows, label_smoothing, dtype, follows)
+
+
+def softmax_launches(
+    vocabulary: int, size: int, dtype: torch.dtype, label_smoothing: float = 0.0, *, gradient: bool
+) -> list[TritonLaunch]:
+    """Return the Triton kernels that `weighted_token_loss` launches on a GPU, for compiling them ahead.
+
+    Args:
+        vocabulary: The number of tokens, V.
+        size: The size of a hidden row, H.
+        dtype: The dtype of the products; see `dtype_of_products`.
+        label_smoothing: The fraction of the target distribution that is spread evenly over all tokens.
+        gradient: Whether gradients are computed.
+    """
+    if dtype == torch.float64:
+        return []
+    width = widened_rows(vocabulary) if _worth_widening(size, vocabulary, dtype, on_gpu=True) else vocabulary
+    return fused_softmax.launches(vocabulary, width, dtype, label_smoothing, gradient=gradient)
 
 
 def dtype_of_products(hidden: Tensor) -> torch.dtype:
@@ -211,10 +231,7 @@ class _Softmax(Protocol):
 
 def _softmax(scores: Tensor) -> _Softmax:
     if scores.is_cuda and scores.dtype != torch.float64 and Device.probe(scores.device).triton:
-        # Triton takes a second to load.
-        from gatewise.models import softmax_program
-
-        return softmax_program.launch
+        return fused_softmax.launch
     return _plain_softmax
 
 

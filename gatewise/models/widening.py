@@ -16,12 +16,17 @@ def is_aligned(*sizes: int, itemsize: int = 2) -> bool:
 def widened(matrix: Tensor, column: Tensor | float, dtype: torch.dtype, height: int | None) -> Tensor:
     """Return a matrix with one more column, padded with zeros to aligned sizes; a given height is not padded."""
     count, size = matrix.shape
-    wide = matrix.new_empty(height or _rounded_up(count), _rounded_up(size + 1), dtype=dtype)
+    wide = matrix.new_empty(height or widened_rows(count), _rounded_up(size + 1), dtype=dtype)
     copied(matrix, wide[:count, :size])
     wide[:count, size] = column
     wide[:count, size + 1 :].zero_()
     wide[count:].zero_()
     return wide
+
+
+def widened_rows(count: int) -> int:
+    """Return the number of rows of the result of `widened` for a matrix of this many rows, without a given height."""
+    return _rounded_up(count)
 
 
 def copied(matrix: Tensor, to: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -329,10 +329,22 @@ class Recurrent(nn.Module):
 
         The recurrent matrices are [G*H, H]; with `heads` or `recurrent_rank` they are computed from the parameters.
         """
-        suffixes = [
-            f"_l{layer}{way}" for layer in range(self.num_layers) for way in ("", "_reverse")[: 1 + self.bidirectional]
-        ]
+        suffixes = _suffixes(self.num_layers, self.bidirectional)
         return [self._weights_of(suffix, matrix_of(self, suffix)) for suffix in suffixes]
+
+    def flat_weights(self) -> list[Tensor]:
+        """Return the weights of `all_weights` in one list.
+
+        Weights that are parameters are looked up together, as those of PyTorch's layers are: attribute access finds a
+        parameter only after an AttributeError.
+        """
+        if self.heads == 1 and not self.recurrent_rank:
+            names = _names(self.num_layers, self.bidirectional, self.bias, tuple(self.cell.parameters))
+            try:
+                return [*map(self._parameters.__getitem__, names)]  # type: ignore[list-item]
+            except KeyError:  # a parametrization, or a plain tensor in the place of a parameter
+                pass
+        return [weight for each in self.all_weights for weight in each]
 
     def weights_of_step(self, dtype: torch.dtype) -> tuple[list[list[Tensor]], list[Callable[[Tensor], Tensor]] | None]:
         """Return the weights of each layer for a single step, and the functions of their recurrent products.
@@ -351,8 +363,8 @@ class Recurrent(nn.Module):
         return weights, [product_of(self, suffix, dtype) for suffix in suffixes]
 
     def _weights_of(self, suffix: str, w_hh: Tensor) -> list[Tensor]:
-        kinds = (*(("bias_ih", "bias_hh") if self.bias else ()), *self.cell.parameters)
-        return [getattr(self, f"weight_ih{suffix}"), w_hh, *[getattr(self, kind + suffix) for kind in kinds]]
+        _, _, *others = _kinds(self.bias, self.cell.parameters)
+        return [getattr(self, f"weight_ih{suffix}"), w_hh, *[getattr(self, kind + suffix) for kind in others]]
 
     stream = stream
 
@@ -390,3 +402,18 @@ class Recurrent(nn.Module):
 
     def __prepare_scriptable__(self) -> NoReturn:
         refuse_script("Recurrent")
+
+
+def _suffixes(layers: int, bidirectional: bool) -> list[str]:
+    """Return the last parts of the names of weights, one for each direction of each layer."""
+    return [f"_l{layer}{way}" for layer in range(layers) for way in ("", "_reverse")[: 1 + bidirectional]]
+
+
+def _kinds(bias: bool, parameters: Iterable[str]) -> list[str]:
+    """Return the first parts of the names of the weights of a direction."""
+    return ["weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if bias else ()), *parameters]
+
+
+@functools.lru_cache(maxsize=256)
+def _names(layers: int, bidirectional: bool, bias: bool, parameters: tuple[str, ...]) -> list[str]:
+    return [kind + suffix for suffix in _suffixes(layers, bidirectional) for kind in _kinds(bias, parameters)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch._subclasses.fake_tensor import is_fake
 
 from gatewise.cells import Cell
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
+from gatewise.contract.problem import Problem
 from gatewise.contract.pytorch import MODES
 from gatewise.functional.export import is_exporting
 from gatewise.functional.one_step import (
@@ -17,15 +19,22 @@ from gatewise.functional.one_step import (
     Stack,
     autocast_dtype,
     check_tensors_of_step,
+    held_step,
+    held_steps,
+    in_one_launch,
     one_call,
     one_step,
     state_dtype,
     steps_directly,
+    steps_freely,
 )
 from gatewise.functional.resets import check_resets
 from gatewise.nn.arguments import check_cell, refuse_input
 from gatewise.nn.pytorch_layer import weights_of
 from gatewise.nn.states import States, returned_states
+
+if TYPE_CHECKING:
+    from gatewise.functional.one_step import SingleSteps
 
 
 class Stream:
@@ -47,12 +56,21 @@ class Stream:
 
     On a CPU, and if no kernel is named, a step of the cells that PyTorch has is one operator of PyTorch for each layer,
     such as `torch.lstm_cell`; a step of other cells, projections and 16-bit numbers is a few operators of the kernel
-    `eager`. Recurrent matrices of blocks or factors (`heads`, `recurrent_rank`) are not assembled: the blocks or
-    factors are multiplied themselves. Elsewhere a step is a call of the kernel that is chosen for a sequence of one
-    step.
+    `eager`. Recurrent matrices of blocks or factors (`heads`, `recurrent_rank`) are not assembled there: the blocks or
+    factors are multiplied themselves. On a GPU of compute capability 8.0 or later, a step of up to 8 sequences is one
+    launch for each layer, if the layer has no projection and its cell can be traced and does not normalize over units.
+    Every other step is a call of the kernel that is chosen for a sequence of one step. `gatewise.explain(stream, (B,
+    I))` says which of these computes the step, and why.
 
-    In float16 and bfloat16, also those of autocast, the states are carried in float32 on a CPU, as within a call of the
-    layer. A call on another device, or on a named kernel, rounds them to 16 bits after each step.
+    In float16 and bfloat16, also those of autocast, the states are carried in float32, as within a call of the layer. A
+    call of a kernel for a sequence of one step rounds them to 16 bits after each step.
+
+    The launches on a GPU find the states at the same addresses in every call. So a call can be captured in a CUDA
+    graph, after a first call outside of the capture. Each replay computes a step from the states that the last replay,
+    call, `reset` or assignment has left, and overwrites the output of the replay before it. The graph reads memory of
+    the stream and of the layer's weights, and needs both as long as it is replayed. It has to be captured again when
+    the layer has moved to another device or dtype or has another cell, when a weight has been replaced by another
+    tensor, and after calls in another dtype by autocast.
 
     A stream can be copied by `copy.deepcopy` and pickled; the copy has a copy of the layer, unless both are parts of
     one copied object. Calls of one stream from several threads must not overlap. `torch.compile` leaves a call out of
@@ -83,7 +101,10 @@ class Stream:
         self.layer = layer
         self.batch = batch
         self._shape = torch.Size((batch, layer.input_size))
+        # The states are held at fixed addresses by the steps of a GPU, or else here; None for those of a new sequence.
+        self._held: SingleSteps | None = None
         self._states: Stack | None = None
+        self._checked: list[torch.Size] | None = None
         _check_forward(layer)
         check_cell(_cell_of(layer))
 
@@ -103,7 +124,8 @@ class Stream:
                 weights are of several dtypes.
             DeviceError: The device is not that of the weights, or these are on several devices.
             ArgumentError: `x` is no tensor, or the call is traced by `torch.export`, `torch.jit`, `torch.func` or
-                `make_fx`, made with a `FakeTensor` or under `FakeTensorMode`, or captured in a CUDA graph.
+                `make_fx`, made with a `FakeTensor` or under `FakeTensorMode`, or captured in a CUDA graph although it
+                is the first one, or is computed by a call of a kernel for a sequence of one step.
             KernelRefused: The kernel that was named cannot run the step.
         """
         if torch.compiler.is_compiling():
@@ -118,7 +140,19 @@ class Stream:
             or type(x) is not Tensor
         ):
             _refuse_if_traced(x)
-        layer = self.layer
+        layer, held = self.layer, self._held
+        if (
+            held is not None
+            and x.dtype is held.dtype
+            and x.shape == self._shape
+            and x.device == held.device
+            and held.cell is _cell_of(layer)
+            and steps_freely(layer.kernel)
+            and not layer.bidirectional
+            and not layer.reverse
+            and not torch._C._is_any_autocast_enabled()
+        ):
+            return held_step(held, x, _flat_weights_of(layer))
         cell = _cell_of(layer)
         autocast = autocast_dtype(x) if torch._C._is_any_autocast_enabled() else None
         dtype = x.dtype if autocast is None else autocast
@@ -135,19 +169,37 @@ class Stream:
             or not direct
         ):
             self._check(x, weight, converted=autocast is not None)
+        held = None if direct else self._holding(cell, x, dtype)
+        if held is not None:
+            with torch.no_grad():
+                if autocast is not None:
+                    x, weights = x.to(dtype), _converted(weights, dtype)
+                return held_step(held, x, [weight for each in weights for weight in each])
         states = self._before(cell, x, state_dtype(dtype) if direct else dtype)
         if direct:
             if autocast is not None:
                 x, weights = x.to(dtype), _converted(weights, dtype)
+            shapes = [weight.shape for each in weights for weight in each]
+            if shapes != self._checked:
+                # Operators of PyTorch would broadcast a weight of one row to all units.
+                check_tensors_of_step(cell, x, _flat_weights_of(layer, autocast))
+                self._checked = shapes
             try:
                 after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
             except RuntimeError:
-                # Only the first weight was looked at before. PyTorch's sentence need not name the wrong one.
-                check_tensors_of_step(cell, x, _converted(_weights_of(layer, None)[0], autocast))
+                # Only the first weight and the shapes were looked at before. PyTorch's sentence need not name the wrong
+                # one.
+                check_tensors_of_step(cell, x, _flat_weights_of(layer, autocast))
                 raise
         else:
             after = one_call(cell, x, states, weights, layer.kernel)
-        self._states = after
+        held = self._held
+        if held is None:
+            self._states = after
+        elif held.dtype is dtype and held.device == x.device:
+            held.write(after)
+        else:
+            self._held, self._states = None, after
         h = after[-1][0]
         # The state is read again by the next call, whatever the caller does with the output.
         return h.clone() if h.dtype is dtype else h.to(dtype)
@@ -166,27 +218,42 @@ class Stream:
             DeviceError: `rows` is on another device than the weights.
         """
         _refuse_if_traced(rows)
+        held = self._held
         if rows is None:
-            self._states = None
+            if held is None:
+                self._states = None
+            else:
+                held.reset(None)
             return
         check_resets(rows, (self.batch,), "[B]", "rows")
         device = self._weight().device
         if rows.device != device:
             advice = "Move it with .to(device)."
             raise DeviceError(sentence("rows", f"on {device} like the weights", f"one on {rows.device}", advice))
-        states = self._states
+        chosen = rows.bool()
+        if held is not None and held.device == device:
+            held.reset(chosen)
+            return
+        states = self._current()
         if states is None:
             return
         if states[0][0].device != device:  # the layer has moved since the last call
             states = [tuple([state.to(device) for state in each]) for each in states]
         cell = _cell_of(self.layer)
         initial = [cell.initial_value(name) for name in ("h", *cell.states)]
-        chosen = rows.bool().unsqueeze(-1)
         with torch.no_grad():
-            self._states = [
-                tuple([state.masked_fill(chosen, value) for state, value in zip(each, initial, strict=True)])
-                for each in states
-            ]
+            self._held, self._states = (
+                None,
+                [
+                    tuple(
+                        [
+                            state.masked_fill(chosen.unsqueeze(-1), value)
+                            for state, value in zip(each, initial, strict=True)
+                        ]
+                    )
+                    for each in states
+                ],
+            )
 
     @property
     def states(self) -> States:
@@ -199,14 +266,14 @@ class Stream:
         cell = _cell_of(self.layer)
         like = self._weight()
         with torch.no_grad():
-            states = self._states or self._initial(cell, like)
+            states = self._current() or self._initial(cell, like)
             return returned_states(tuple(torch.stack(each).to(like) for each in zip(*states, strict=True)))
 
     @states.setter
     def states(self, given: States | None) -> None:
         _refuse_if_traced(*(given if isinstance(given, tuple | list) else (given,)))
         if given is None:
-            self._states = None
+            self.reset()
             return
         cell, layer = _cell_of(self.layer), self.layer
         names = ("h", *cell.states)
@@ -225,14 +292,20 @@ class Stream:
         like = self._weight()
         with torch.no_grad():
             kept = [state.to(like.device, state_dtype(like.dtype), copy=True).unbind(0) for state in found]
-        self._states = list(zip(*kept, strict=True))
+        states, held = list(zip(*kept, strict=True)), self._held
+        if held is not None and held.device == like.device:
+            held.write(states)
+        else:
+            self._held, self._states = None, states
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has addresses of its own, and makes its launches anew.
+        return self.__dict__ | {"_held": None, "_states": self._current()}
 
     def __repr__(self) -> str:
         return f"Stream({self.layer!r}, batch={self.batch})"
 
     def _check(self, x: Tensor, weight: Tensor, converted: bool) -> None:
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():
-            _refuse_traced("a call in the capture of a CUDA graph, whose replays would not carry the states")
         _check_forward(self.layer)
         if x.shape != self._shape:
             expectation = f"of shape [B, I] = {list(self._shape)}"
@@ -244,8 +317,41 @@ class Stream:
             advice = "Convert one of them with .to(dtype)."
             raise DtypeError(sentence("x", f"{weight.dtype} like the weights", x.dtype, advice))
 
+    def _holding(self, cell: Cell, x: Tensor, dtype: torch.dtype) -> SingleSteps | None:
+        """Return the steps that hold the states of a call on a GPU; None if another kernel computes it."""
+        layer, held = self.layer, self._held
+        capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        if x.is_meta or not steps_freely(layer.kernel) or not in_one_launch(self._problem(cell, dtype), x.device):
+            if capturing:
+                _refuse_traced("a call in the capture of a CUDA graph, whose replays would not carry the states")
+            return None
+        # The states are held for one cell, dtype and device. For others, they are held at other addresses.
+        if held is None or (held.cell, held.dtype, held.device) != (cell, dtype, x.device):
+            if capturing:
+                _refuse_traced("its first call in the capture of a CUDA graph, whose replays would begin with it")
+            held = held_steps(cell, self._before(cell, x, state_dtype(dtype)), dtype)
+            self._held, self._states = held, None
+        return held
+
+    def _problem(self, cell: Cell, dtype: torch.dtype) -> Problem:
+        layer = self.layer
+        return Problem(
+            time=1,
+            batch=self.batch,
+            input_size=layer.input_size,
+            hidden_size=layer.hidden_size,
+            proj_size=layer.proj_size,
+            num_layers=layer.num_layers,
+            bias=layer.bias,
+            dtype=dtype,
+            cell=cell,
+        )
+
+    def _current(self) -> Stack | None:
+        return self._states if self._held is None else self._held.read()
+
     def _before(self, cell: Cell, x: Tensor, dtype: torch.dtype) -> Stack:
-        states = self._states
+        states = self._states if self._held is None else self._held.read()
         if states is None:
             return self._initial(cell, x.new_empty(0, dtype=dtype))
         first = states[0][0]
@@ -321,6 +427,12 @@ def _weights_of(layer: Any, dtype: torch.dtype | None) -> tuple[list[Any], list[
         each = len(flat) // layer.num_layers
         return [flat[start : start + each] for start in range(0, len(flat), each)], None
     return (layer.all_weights, None) if dtype is None else layer.weights_of_step(dtype)
+
+
+def _flat_weights_of(layer: Any, dtype: torch.dtype | None = None) -> Sequence[Tensor]:
+    """Return the weights in the flat order of PyTorch's layers, converted to a dtype if one is given."""
+    flat: Sequence[Tensor] = weights_of(layer) if isinstance(layer, nn.RNNBase) else layer.flat_weights()
+    return flat if dtype is None else [weight.to(dtype) for weight in flat]
 
 
 def _converted(weights: list[Any], dtype: torch.dtype | None) -> list[Any]:

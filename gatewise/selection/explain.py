@@ -17,7 +17,8 @@ from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sent
 from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
 from gatewise.contract.pytorch import cell_of
 from gatewise.selection.choose import decide, decide_by_prediction
-from gatewise.selection.preference import AUTO
+from gatewise.selection.explain_step import with_step
+from gatewise.selection.preference import AUTO, preference
 
 
 @runtime_checkable
@@ -35,8 +36,16 @@ class LSTMLike(Protocol):
     training: bool
 
 
+@runtime_checkable
+class StreamLike(Protocol):
+    """The attributes of a stream."""
+
+    layer: LSTMLike
+    batch: int
+
+
 def explain(
-    module: LSTMLike,
+    module: LSTMLike | StreamLike,
     x: Tensor | Sequence[int],
     *,
     lengths: Tensor | Sequence[int] | bool | None = None,
@@ -51,8 +60,10 @@ def explain(
 
     Args:
         module: A recurrent layer of gatewise, or one of PyTorch's, for which the decision is that after
-            `gatewise.accelerate`.
-        x: The input, or its shape as the module takes it: (T, B, I), (B, T, I) with batch_first, or (T, I).
+            `gatewise.accelerate`; or a stream. The decision for a step of a stream has one more verdict, "one_step",
+            for the stream's own way to compute it; if that refuses, the step is a call of the kernel that is chosen.
+        x: The input, or its shape as the module takes it: (T, B, I), (B, T, I) with batch_first, or (T, I); of a stream
+            (B, I).
         lengths: The lengths of the sequences, or True for lengths on x's device.
         device: The device of the call: a device of this machine, the name of a GPU ("h200", see `Device.names()`), or a
             `Device`. Default: x's device, otherwise that of the module's weights.
@@ -78,6 +89,8 @@ def explain(
         >>> gatewise.explain(lstm, (100, 64, 512), device="h200").chosen
         'persistent'
     """
+    if isinstance(module, StreamLike):
+        return _of_step(module, x, lengths, device, dtype, training, kernel, captured, resets)
     training = bool(getattr(module, "training", False)) if training is None else training
     cell = cell_of(module, training)
     if not isinstance(module, LSTMLike) or not isinstance(cell, Cell):
@@ -121,6 +134,33 @@ def explain(
     wanted = getattr(module, "kernel", AUTO) if kernel is None else kernel
     # A device that is only described cannot be measured, whatever the policy is.
     return decide_by_prediction(problem, where, wanted) if _described(device) else decide(problem, where, wanted)
+
+
+def _of_step(
+    stream: StreamLike,
+    x: Tensor | Sequence[int],
+    lengths: object,
+    device: Device | torch.device | str | None,
+    dtype: torch.dtype | None,
+    training: object,
+    kernel: str | None,
+    captured: bool | None,
+    resets: object,
+) -> Decision:
+    layer, shape = stream.layer, _shape(x)
+    for name, value in (("lengths", lengths), ("training", training), ("resets", resets)):
+        if value is not None and value is not False:
+            raise ArgumentError(sentence(name, "left out for a stream", repr(value)))
+    if shape != (stream.batch, layer.input_size):
+        raise ShapeError(sentence("x", f"of shape [B, I] = {[stream.batch, layer.input_size]}", list(shape)))
+    where = device if device is not None else x.device if isinstance(x, Tensor) else None
+    size = (shape[0], 1, shape[1]) if layer.batch_first else (1, *shape)
+    number_type = dtype or (x.dtype if isinstance(x, Tensor) else None)
+    options = {"device": where, "dtype": number_type, "training": False, "kernel": kernel, "captured": captured}
+    decision = explain(layer, size, **options)
+    wanted = preference(getattr(layer, "kernel", AUTO) if kernel is None else kernel)
+    structured = getattr(layer, "heads", 1) > 1 or getattr(layer, "recurrent_rank", 0) > 0
+    return with_step(decision, wanted, structured)
 
 
 def _shape(x: Tensor | Sequence[int]) -> tuple[int, ...]:

@@ -1,21 +1,37 @@
-"""The choice of how a layer computes a single step whose states stay in the call's own format."""
+"""The choice of how a layer computes a single step whose states are carried from call to call."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from gatewise.cells import Cell
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Problem
 from gatewise.contract.pytorch import in_pytorch, pytorch_layer
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.aten import OPERATORS
 from gatewise.kernels.eager import Product, one_step, state_dtype
+from gatewise.kernels.stepwise.single_criteria import refusals_of
 
-__all__ = ["Product", "Step", "state_dtype", "step_of"]
+if TYPE_CHECKING:
+    from gatewise.kernels.stepwise.single import SingleSteps
+
+__all__ = [
+    "Product",
+    "SingleSteps",
+    "Step",
+    "algorithm_on_cpu",
+    "held_steps",
+    "in_one_launch",
+    "refusals_of",
+    "state_dtype",
+    "step_of",
+]
 
 
 class Step(Protocol):
@@ -41,10 +57,49 @@ def step_of(cell: Cell, dtype: torch.dtype, projected: bool, structured: bool) -
         projected: Whether the layer has a projection.
         structured: Whether the recurrent products are made by a function, instead of one matrix.
     """
+    operator = _operator(cell, dtype, projected, structured)
+    if operator is None:
+        return functools.partial(_of_any, cell)
+    return functools.partial(_of_pair if cell.states else _of_one, OPERATORS[operator])
+
+
+def _operator(cell: Cell, dtype: torch.dtype, projected: bool, structured: bool) -> str | None:
+    """Return the key of PyTorch's operator for a step, as `OPERATORS` has it; None if it takes several operators."""
     if in_pytorch(cell) and not projected and not structured and state_dtype(dtype) == dtype:
-        operator = OPERATORS[pytorch_layer(cell).mode]
-        return functools.partial(_of_pair if cell.states else _of_one, operator)
-    return functools.partial(_of_any, cell)
+        return pytorch_layer(cell).mode
+    return None
+
+
+def algorithm_on_cpu(problem: Problem, structured: bool) -> str:
+    """Return what `step_of` computes a step by, in a few words."""
+    operator = _operator(problem.cell, problem.dtype, problem.proj_size > 0, structured)
+    if operator is None:
+        return "a few operators of `eager` for each layer"
+    return f"torch.{OPERATORS[operator].__name__} for each layer"
+
+
+def in_one_launch(problem: Problem, device: torch.device) -> bool:
+    """Return whether the steps that `held_steps` returns compute a call, with one launch for each layer.
+
+    Args:
+        problem: The call, of one step.
+        device: The device of the call, a CPU or a CUDA device.
+    """
+    return not refusals_of(problem, Device.probe(device))
+
+
+def held_steps(cell: Cell, states: Sequence[tuple[Tensor, ...]], dtype: torch.dtype) -> SingleSteps:
+    """Return steps that hold the states of a stack of layers on a GPU, for calls that `in_one_launch` accepts.
+
+    Args:
+        cell: The cell, as in evaluation mode.
+        states: For each layer the hidden state and the other states before the first step [B, H].
+        dtype: The dtype of the calls.
+    """
+    # It loads what compiles and launches kernels, which programs on a CPU need not.
+    from gatewise.kernels.stepwise.single import SingleSteps
+
+    return SingleSteps(cell, states, dtype)
 
 
 def _of_pair(

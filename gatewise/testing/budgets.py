@@ -106,27 +106,74 @@ def budgets(
         oracles: The device on which the oracle is computed.
         nudges: The number of perturbations; each takes as long as the oracle and PyTorch's result together.
     """
-    unit = torch.finfo(problem.dtype).eps
-    wide = problem.dtype == torch.float64
-    precision = torch.float32 if wide else problem.dtype
-    scale = unit / torch.finfo(precision).eps
-    # Where TF32 is allowed, PyTorch does not round everywhere, because cuDNN has other algorithms for some sizes. The
-    # perturbations therefore have the size of the rounding.
-    in_tf32 = problem.allow_tf32 and problem.dtype == torch.float32 and torch.device(device).type == "cuda"
-    step = TF32_UNIT if in_tf32 else torch.finfo(precision).eps
-    errors, bands = dict.fromkeys(exact, 0.0), dict.fromkeys(exact, 0.0)
-    for draw in range(nudges + 1):
-        moved = (inputs, gradients) if draw == 0 else _nudged(inputs, gradients, step, draw, oracles)
-        there = exact if draw == 0 else named(problem, *oracle(problem, *moved, device=oracles))
-        theirs = named(problem, *reference(problem, *moved, dtype=precision, device=device))
-        of_theirs, of_oracle = relative_errors(theirs, there), relative_errors(there, exact)
-        as_wide = named(problem, *reference(problem, *moved, dtype=problem.dtype, device=device)) if wide else {}
-        of_wide = relative_errors(as_wide, there)
-        for name in exact:
-            errors[name] = max(errors[name], scale * of_theirs[name], of_wide.get(name, 0.0))
-            bands[name] = max(bands[name], scale * of_oracle[name])
-    own_error = errors if wide else dict.fromkeys(exact, 0.0)
-    return {name: 2 * (errors[name] + bands[name] + unit) + own_error[name] for name in exact}
+    budget = Budget(problem, inputs, gradients, exact, device, oracles=oracles)
+    for _ in range(nudges):
+        budget.perturb()
+    return budget.allowed
+
+
+class Budget:
+    """The budget of a call, which grows with each perturbation.
+
+    Args:
+        problem: The description of the call; its dtype is the precision.
+        inputs: The inputs of the call.
+        gradients: The gradients of the outputs; None for a forward pass alone.
+        exact: The oracle's tensors, by name.
+        device: The device on which PyTorch computes the result for comparison.
+        oracles: The device on which the oracle is computed.
+
+    Attributes:
+        perturbations: The number of perturbations so far.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        gradients: OutputGradients | None,
+        exact: Mapping[str, Tensor],
+        device: torch.device | str,
+        *,
+        oracles: torch.device | str = "cpu",
+    ) -> None:
+        self._problem, self._inputs, self._gradients, self._exact = problem, inputs, gradients, exact
+        self._device, self._oracles, self.perturbations = device, oracles, 0
+        self._unit = torch.finfo(problem.dtype).eps
+        self._wide = problem.dtype == torch.float64
+        self._precision = torch.float32 if self._wide else problem.dtype
+        # Where TF32 is allowed, PyTorch does not round everywhere, because cuDNN has other algorithms for some sizes.
+        # The perturbations therefore have the size of the rounding.
+        in_tf32 = problem.allow_tf32 and problem.dtype == torch.float32 and torch.device(device).type == "cuda"
+        self._step = TF32_UNIT if in_tf32 else torch.finfo(self._precision).eps
+        self._errors, self._bands = dict.fromkeys(exact, 0.0), dict.fromkeys(exact, 0.0)
+        self._measure((inputs, gradients), exact)
+
+    @property
+    def allowed(self) -> dict[str, float]:
+        """The budget of every tensor, as a relative norm."""
+        own_error = self._errors if self._wide else dict.fromkeys(self._exact, 0.0)
+        return {
+            name: 2 * (self._errors[name] + self._bands[name] + self._unit) + own_error[name] for name in self._exact
+        }
+
+    def perturb(self) -> None:
+        """Measure another perturbation of the inputs, which takes as long as the oracle and PyTorch's result."""
+        self.perturbations += 1
+        moved = _nudged(self._inputs, self._gradients, self._step, self.perturbations, self._oracles)
+        self._measure(moved, named(self._problem, *oracle(self._problem, *moved, device=self._oracles)))
+
+    def _measure(self, moved: tuple[Inputs, OutputGradients | None], there: Mapping[str, Tensor]) -> None:
+        scale = self._unit / torch.finfo(self._precision).eps
+        of_theirs = relative_errors(self._theirs(moved, self._precision), there)
+        of_wide = relative_errors(self._theirs(moved, self._problem.dtype), there) if self._wide else {}
+        of_oracle = relative_errors(there, self._exact)
+        for name in self._exact:
+            self._errors[name] = max(self._errors[name], scale * of_theirs[name], of_wide.get(name, 0.0))
+            self._bands[name] = max(self._bands[name], scale * of_oracle[name])
+
+    def _theirs(self, moved: tuple[Inputs, OutputGradients | None], dtype: torch.dtype) -> dict[str, Tensor]:
+        return named(self._problem, *reference(self._problem, *moved, dtype=dtype, device=self._device))
 
 
 def _nudged(

@@ -1,13 +1,13 @@
 """The float64 oracle: PyTorch's own layer of a cell, one at a time, with ragged batches as `PackedSequence`.
 
-It uses none of gatewise's own mathematics. For cells that PyTorch does not have it is a loop over the cell's statement.
-With resets, every episode is a sequence of its own.
+It uses none of gatewise's own mathematics, and no cuDNN. For cells that PyTorch does not have it is a loop over the
+cell's statement. With resets, every episode is a sequence of its own.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from gatewise.contract.masks import masks_of_cell
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
 from gatewise.testing.loop import LoopLayer
+from gatewise.testing.sequences import Batch, Episodes, Sequences
 
 
 def oracle(
@@ -33,9 +34,20 @@ def oracle(
         problem: The description of the call; its dtype is ignored.
         inputs: The inputs in any dtype, on any device.
         gradients: The gradients of the outputs; None computes no input gradients.
-        device: The device of the computation; on a GPU it is done by cuDNN.
+        device: The device of the computation.
     """
-    return reference(problem, inputs, gradients, dtype=torch.float64, device=device)
+    with _without_cudnn():
+        return reference(problem, inputs, gradients, dtype=torch.float64, device=device)
+
+
+@contextlib.contextmanager
+def _without_cudnn() -> Iterator[None]:
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 def reference(
@@ -89,7 +101,9 @@ def _modules(
     problem: Problem, inputs: Inputs, dtype: torch.dtype, device: torch.device | str, *, learned: bool
 ) -> list[_Module]:
     modules: list[_Module] = []
-    row_of_token = _row_of_token(inputs).to(device) if isinstance(problem.cell, Regularised) else None
+    row_of_token = None
+    if isinstance(problem.cell, Regularised):
+        row_of_token = Batch.of(inputs).row_of_token(inputs.x.shape[:-1].numel()).to(device)
     each = problem.num_directions * problem.weights_per_direction
     for layer in range(problem.num_layers):
         values = inputs.weights[layer * each : (layer + 1) * each]
@@ -118,19 +132,32 @@ def _modules(
 def _stack(
     problem: Problem, inputs: Inputs, x: Tensor, h0: Tensor, c0: Tensor, modules: Sequence[_Module]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rows = None if problem.layout is Layout.DENSE and inputs.resets is None else _rows(inputs)
+    batch = Batch.of(inputs)
+    dense_rows = problem.layout is Layout.DENSE and inputs.resets is None
+    episodes = None if inputs.resets is None else Episodes.of(batch, inputs.resets)
+    rows = batch.sequences().to(x.device) if episodes is None else episodes.sequences.to(x.device)
     finals = []
     for index, module in enumerate(modules):
         there = slice(index * problem.num_directions, (index + 1) * problem.num_directions)
         if index and problem.dropout and inputs.masks:
             scale = 1 / (1 - problem.dropout) if problem.dropout < 1 else 0.0
             x = x * inputs.masks[index - 1].to(x.device) * scale
-        if rows is None or inputs.resets is None:
-            x, final = _layer(module, x, h0[there], c0[there], rows)
+        if not isinstance(module, LoopLayer) and not dense_rows and not _runs_cudnn(x):
+            # PyTorch's layers take a time quadratic in T for a `PackedSequence` without cuDNN.
+            weights = [weight for own in module.all_weights for weight in own]
+            module = LoopLayer(problem, weights, of_pytorch=True)
+        if episodes is not None and episodes.number:
+            x, final = _by_episode(problem.cell, module, x, h0[there], c0[there], rows, episodes)
+        elif dense_rows and not isinstance(module, LoopLayer):
+            x, final = _dense_layer(module, x, h0[there], c0[there])
         else:
-            x, final = _by_episode(problem.cell, module, x, h0[there], c0[there], rows, inputs.resets)
+            x, final = _layer(module, x, h0[there], c0[there], rows)
         finals.append(final)
     return x, torch.cat([h for h, _ in finals]), torch.cat([c for _, c in finals])
+
+
+def _runs_cudnn(x: Tensor) -> bool:
+    return x.is_cuda and torch.backends.cudnn.enabled
 
 
 def _called(
@@ -142,87 +169,49 @@ def _called(
     return y, (h_n, c0)
 
 
-def _layer(
-    module: _Module, x: Tensor, h0: Tensor, c0: Tensor, rows: list[list[int]] | None
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def _dense_layer(module: _OfPyTorch, x: Tensor, h0: Tensor, c0: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    if x.shape[0] == 0 or x.shape[1] == 0:
+        return x.new_zeros(*x.shape[:2], _output_size(module, h0)), (h0, c0)
+    return _called(module, x, h0.contiguous(), c0.contiguous())
+
+
+def _layer(module: _Module, x: Tensor, h0: Tensor, c0: Tensor, rows: Sequences) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     if isinstance(module, LoopLayer):
         return module(x, h0, c0, rows)
-    output_size = (module.proj_size or module.hidden_size) * h0.shape[0]
-    if rows is None:
-        if x.shape[0] == 0 or x.shape[1] == 0:
-            return x.new_zeros(*x.shape[:2], output_size), (h0, c0)
-        return _called(module, x, h0.contiguous(), c0.contiguous())
-    longest_first = sorted((row for row, tokens in enumerate(rows) if tokens), key=lambda row: -len(rows[row]))
-    if not longest_first:
+    output_size = _output_size(module, h0)
+    if not rows.sizes:
         return x.new_zeros(*x.shape[:-1], output_size), (h0, c0)
-    steps = range(len(rows[longest_first[0]]))
-    alive = [[row for row in longest_first if len(rows[row]) > step] for step in steps]
-    index = torch.tensor([rows[row][step] for step in steps for row in alive[step]], device=x.device)
-    there = torch.tensor(longest_first, device=x.device)
     flat = x.reshape(-1, x.shape[-1])
-    packed = PackedSequence(flat.index_select(0, index), torch.tensor([len(some) for some in alive], device="cpu"))
-    out, (h, c) = _called(module, packed, h0.index_select(1, there), c0.index_select(1, there))
-    y = flat.new_zeros(flat.shape[0], output_size).index_copy(0, index, out.data)
-    return y.view(*x.shape[:-1], output_size), (h0.index_copy(1, there, h), c0.index_copy(1, there, c))
+    packed = PackedSequence(flat.index_select(0, rows.tokens), torch.tensor(rows.sizes, device="cpu"))
+    out, (h, c) = _called(module, packed, h0.index_select(1, rows.order), c0.index_select(1, rows.order))
+    y = flat.new_zeros(flat.shape[0], output_size).index_copy(0, rows.tokens, out.data)
+    return y.view(*x.shape[:-1], output_size), (h0.index_copy(1, rows.order, h), c0.index_copy(1, rows.order, c))
+
+
+def _output_size(module: _OfPyTorch, h0: Tensor) -> int:
+    return (module.proj_size or module.hidden_size) * h0.shape[0]
 
 
 def _by_episode(
-    cell: Cell, module: _Module, x: Tensor, h0: Tensor, c0: Tensor, rows: list[list[int]], resets: Tensor
+    cell: Cell, module: _Module, x: Tensor, h0: Tensor, c0: Tensor, sequences: Sequences, episodes: Episodes
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    begins = resets.flatten().tolist()
-    episodes: list[list[int]] = []
-    ends: list[tuple[int, int] | None] = []  # each row's first and last episode; None for a row without steps
-    for own in rows:
-        starts = [place for place, token in enumerate(own) if place == 0 or begins[token]]
-        ends.append((len(episodes), len(episodes) + len(starts) - 1) if own else None)
-        episodes += [own[start:stop] for start, stop in itertools.pairwise([*starts, len(own)])]
-    if not episodes:
-        return _layer(module, x, h0, c0, rows)
+    # The forward direction enters a row at its first episode, unless that is a reset, the reverse one at its last.
+    forward = episodes.first[episodes.continued], episodes.rows[episodes.continued]
+    entered = [tuple(index.to(x.device) for index in own) for own in (forward, (episodes.last, episodes.rows))]
+    left = episodes.last.to(x.device), episodes.first.to(x.device)
+    there = episodes.rows.to(x.device)
 
     def initial(states: Tensor, names: Sequence[str]) -> Tensor:
-        # The forward direction enters a row at its first episode, unless that is a reset, the reverse one at its last.
-        parts = states[0, 0].chunk(len(names)) if names else ()
+        parts = states[0, :1].chunk(len(names), -1) if names else ()
         values = [torch.full_like(part, cell.initial_value(name)) for name, part in zip(names, parts, strict=True)]
-        fresh = torch.cat(values) if values else states.new_zeros(states.shape[2])
-        found = [[fresh] * len(episodes) for _ in states]
-        for row, of_row in enumerate(ends):
-            for direction, own in enumerate(found):
-                if of_row is not None and (direction == 1 or not begins[rows[row][0]]):
-                    own[of_row[direction]] = states[direction, row]
-        return torch.stack([torch.stack(own) for own in found])
-
-    def final(after: Tensor, before: Tensor, direction: int, row: int) -> Tensor:
-        of_row = ends[row]
-        return before[direction, row] if of_row is None else after[direction, of_row[1 - direction]]
+        fresh = torch.cat(values, -1) if values else states.new_zeros(1, states.shape[2])
+        fresh = fresh.detach().expand(episodes.number, -1)
+        each = zip(states, entered, strict=False)
+        return torch.stack([fresh.index_copy(0, at, own.index_select(0, rows)) for own, (at, rows) in each])
 
     def finals(after: Tensor, before: Tensor) -> Tensor:
-        directions, batch = range(before.shape[0]), range(before.shape[1])
-        return torch.stack(
-            [torch.stack([final(after, before, direction, row) for row in batch]) for direction in directions]
-        )
+        each = zip(before, after, left, strict=False)
+        return torch.stack([own.index_copy(0, there, end.index_select(0, at)) for own, end, at in each])
 
-    y, (h_n, c_n) = _layer(module, x, initial(h0, ["h"]), initial(c0, cell.states), episodes)
+    y, (h_n, c_n) = _layer(module, x, initial(h0, ["h"]), initial(c0, cell.states), sequences)
     return y, (finals(h_n, h0), finals(c_n, c0))
-
-
-def _row_of_token(inputs: Inputs) -> Tensor:
-    # For each step in the flattened input, the index of its sequence; 0 in the padding.
-    found = torch.zeros(inputs.x.shape[:-1].numel(), dtype=torch.int64, device="cpu")
-    for row, tokens in enumerate(_rows(inputs)):
-        found[tokens] = row
-    return found
-
-
-def _rows(inputs: Inputs) -> list[list[int]]:
-    # For each sequence, the indices of its steps in the flattened input.
-    if inputs.batch_sizes is not None:
-        rows: list[list[int]] = [[] for _ in range(inputs.h0.shape[1])]
-        token = 0
-        for alive in inputs.batch_sizes.tolist():
-            for row in range(alive):
-                rows[row].append(token)
-                token += 1
-        return rows
-    time, batch = inputs.x.shape[:2]
-    lengths = [time] * batch if inputs.lengths is None else inputs.lengths.tolist()
-    return [[step * batch + row for step in range(length)] for row, length in enumerate(lengths)]

@@ -14,7 +14,13 @@ from gatewise.training.carried import flatten, unflatten
 from gatewise.training.processes import ALONE, Processes
 
 WARMUPS = 3
-"""The number of steps of a shape before its capture, which initialise libraries, caches and optimizer moments."""
+"""The number of steps of the first shape before its capture, which initialise libraries and optimizer moments, too."""
+
+LATER_WARMUPS = 1
+"""The number of steps of each further shape before its capture, which load its kernels and fill the caches of calls.
+
+A capture could not load them, and the kernels that it records are those that this step has run.
+"""
 
 MOST_SHAPES = 64
 """The largest number of captured shapes; steps of further shapes run without a CUDA graph."""
@@ -70,8 +76,9 @@ class ReplayedStep:
     """A training step that is captured after a few batches of a shape, and replayed for further batches of that shape.
 
     A replay is one call for the CPU instead of hundreds, so that a step takes no longer than its kernels. The results
-    are the same as without a CUDA graph. Each repeated shape is captured, up to `MOST_SHAPES` shapes; batches of other
-    shapes, and the first batch, which has no state yet, run without a graph.
+    are the same as without a CUDA graph. Each repeated shape is captured, up to `MOST_SHAPES` shapes: the first one at
+    its fourth batch, the others at their second. Batches of other shapes, and the first batch, which has no state yet,
+    run without a graph.
 
     A replay repeats the device work of the captured step, but none of its Python code: the model must do the same work
     for every batch of a shape.
@@ -135,7 +142,7 @@ class ReplayedStep:
         signature = self._together(_signature(batch, leaves, shape))
         if self._expect is not None:
             self._expect(signature)
-        if self._may_record(signature) and self._seen.get(signature, 0) >= WARMUPS:
+        if self._may_record(signature) and self._seen.get(signature, 0) >= self._warmups:
             self._record(signature, batch, state)
         if signature in self._recorded:
             return self._recorded[signature].replay(batch, leaves)
@@ -143,6 +150,10 @@ class ReplayedStep:
         if self._may_record(signature) and not self._processes.any(_forms(after) != _forms(state)):
             self._seen[signature] = self._seen.get(signature, 0) + 1
         return loss, after
+
+    @property
+    def _warmups(self) -> int:
+        return LATER_WARMUPS if self._recorded else WARMUPS
 
     def _together(self, own: Signature) -> Signature:
         """Return one value for the signatures of all processes, the same in all of them."""

@@ -16,6 +16,7 @@ from gatewise.contract.errors import NotFinite
 from gatewise.training.averaging import WeightAverage
 from gatewise.training.carried import flatten
 from gatewise.training.checkpoint import read_tensors, write_tensors
+from gatewise.training.due import Due
 from gatewise.training.fault import Inquiry
 from gatewise.training.graph import Capture, ReplayedStep, TrainBatch, cuda_graphs, refusal
 from gatewise.training.history import Evaluation, Progress, merit
@@ -118,12 +119,13 @@ def fit(
         average=WeightAverage(parameters, options),
         loss_sum=torch.zeros((), dtype=torch.float64, device=processes.device),
     )
+    resumed = folder.checkpoint.exists()
+    if resumed:
+        restore(run, processes, identity, *read_tensors(folder.checkpoint, CHECKPOINT))
     fitting = _Fitting(
         run, train, valid, options, folder, processes, identity, model_facts, observers, score, record_step, reference
     )
-    if folder.checkpoint.exists():
-        restore(run, processes, identity, *read_tensors(folder.checkpoint, CHECKPOINT))
-    else:
+    if not resumed:
         fitting.save()
     with arithmetic(options.precision):
         return fitting.until_done()
@@ -168,10 +170,8 @@ class _Fitting:
         self._watch = Watch(self._launched.guard, processes.device)
         facts = {"model": model_facts}
         self._inquiry = Inquiry(run.model, processes, options, reference, folder.fault, facts)
-        parts = options.evaluations_per_epoch
-        self._evaluated_batches = {math.ceil(len(train) * part / parts) for part in range(1, parts + 1)}
+        self._due = Due(run, options, len(train))
         self._best: dict[str, torch.Tensor] | None = None
-        self._saved_at, self._saved_step = time.perf_counter(), run.step
         self._clock = time.perf_counter()
         self._reported = (self._clock, 0.0, 0)
 
@@ -182,21 +182,21 @@ class _Fitting:
             observer.started(run.step, run.history)
         with self._best_kept(), self._train_batch() as train_batch, interruptible() as interruption:
             self._restart_clock()
-            while run.epoch < options.epochs and not self._out_of_patience():
+            while run.epoch < options.epochs and not self._due.end():
                 for batch in self._train.windows(run.epoch, run.batch):
                     self._step(train_batch, batch)
                     self._report()
-                    if self._evaluation_due():
+                    if self._due.evaluation():
                         self._evaluate()
-                        if self._save_after_evaluation() or self._processes.any(self._checkpoint_due()):
+                        if self._due.checkpoint_after_evaluation() or self._processes.any(self._due.checkpoint()):
                             self.save()
                         self._restart_clock()
-                    elif self._agreed(self._checkpoint_due()):
+                    elif self._agreed(self._due.checkpoint()):
                         self.save()
                     if self._agreed(interruption.requested):
                         self.save()
                         return Outcome(tuple(run.history), run.step, run.seconds, interrupted=True)
-                    if self._out_of_patience():
+                    if self._due.end():
                         break
                 self._require_finite()  # so that a step is repeated from the state in its own epoch
                 run.epoch, run.batch, run.carried = run.epoch + 1, 0, None
@@ -224,7 +224,7 @@ class _Fitting:
         if self._processes.first:
             write_tensors(self._folder.checkpoint, tensors, CHECKPOINT, facts)
         self._tick(training=False)
-        self._saved_at, self._saved_step = time.perf_counter(), self._run.step
+        self._due.saved()
 
     @contextlib.contextmanager
     def _train_batch(self) -> Iterator[TrainBatch]:
@@ -361,33 +361,12 @@ class _Fitting:
         return evaluation_error(self._inquiry, self._valid, what, kept, step=step)
 
     def _kept(self, sentence: str) -> str:
-        return f"{sentence} The checkpoint of step {self._saved_step:,} is as it was."
+        return f"{sentence} The checkpoint of step {self._due.saved_step:,} is as it was."
 
     def _agreed(self, wish: bool) -> bool:
         if self._processes.count == 1:
             return wish
         return self._run.step % _AGREE_EVERY == 0 and self._processes.any(wish)
-
-    def _evaluation_due(self) -> bool:
-        epoch, options = self._run.epoch + 1, self._options
-        this_epoch = epoch % options.epochs_per_evaluation == 0 or epoch == options.epochs
-        return this_epoch and self._run.batch in self._evaluated_batches
-
-    def _save_after_evaluation(self) -> bool:
-        run, options = self._run, self._options
-        last = run.epoch + 1 == options.epochs and run.batch == len(self._train)
-        return last or self._out_of_patience() or len(run.history) % options.checkpoint_evaluations == 0
-
-    def _checkpoint_due(self) -> bool:
-        steps = self._options.checkpoint_steps
-        return (
-            time.perf_counter() - self._saved_at >= self._options.checkpoint_seconds
-            or 0 < steps <= self._run.step - self._saved_step
-        )
-
-    def _out_of_patience(self) -> bool:
-        patience, history = self._options.patience, self._run.history
-        return 0 < patience <= len(history) and not any(evaluation.best for evaluation in history[-patience:])
 
     def _tick(self, *, training: bool = True) -> None:
         """Add the time since the last call to the time of the run."""

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -18,10 +17,16 @@ import torch
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import MODEL
 from gatewise.training.processes import Processes
-from tests.programs import Program, free_port, of_several
+from tests.programs import (
+    Agent,
+    Program,
+    free_port,
+    of_several,
+    program_of_torchrun,
+    under_torchrun,
+)
 
-AGENT = [sys.executable, "-m", "torch.distributed.run"]
-TRAIN = ["-m", "gatewise", "train", "lm", "--device", "cpu", "--tokens", "word", "--batch-size", "4", "--window", "6"]
+TRAIN = ["train", "lm", "--device", "cpu", "--tokens", "word", "--batch-size", "4", "--window", "6"]
 TRAIN += ["--hidden-size", "8", "--embedding-size", "8", "--set", "sample.length=2", "--set", "checkpoint_steps=1"]
 
 
@@ -33,40 +38,36 @@ def text(tmp_path):
 
 
 @contextlib.contextmanager
-def agents(folder, text, workers, *words, restarts=0, seconds=150.0):
-    """Start two agents; yield them, and end them with their workers at the end."""
-    port = free_port()
-    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-id", "test", "--rdzv-endpoint", f"localhost:{port}"]
-    # Agents wait this long for others to join them.
-    rendezvous += ["--rdzv-conf", "join_timeout=20,last_call_timeout=1"]
-    command = [*AGENT, "--nnodes", "2", "--nproc-per-node", str(workers), "--max-restarts", str(restarts), *rendezvous]
+def agents(folder, text, workers, *words, restarts=0, join_seconds=20):
+    """Start two agents; yield them, and end them with their workers at the end.
+
+    Agents wait for others to join them for `join_seconds`.
+    """
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-id", "test", "--rdzv-endpoint", f"localhost:{free_port()}"]
+    rendezvous += ["--rdzv-conf", f"join_timeout={join_seconds},last_call_timeout=1"]
+    options = ["--nnodes", "2", "--nproc-per-node", str(workers), "--max-restarts", str(restarts), *rendezvous]
     started = []
     try:
         for name in ("a", "b"):
-            with (folder / f"{name}.log").open("w") as log:
-                options = {"cwd": folder, "env": os.environ | {"OMP_NUM_THREADS": "1"}, "stdout": log, "stderr": log}
-                started.append(
-                    subprocess.Popen([*command, *TRAIN, "--text", str(text), *words], **options, start_new_session=True)
-                )
+            given = program_of_torchrun, [*TRAIN, "--text", text, *words], folder
+            started.append(Agent(options, folder / f"{name}.log", *given))
             if name == "a":
                 time.sleep(0.5)  # so that the first one is the host of the store
         yield started
     finally:
-        workers_of = [worker for agent in started for worker in children(agent.pid)]
-        for number in (*(agent.pid for agent in started), *workers_of):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
-        for agent in started:
-            agent.wait()
+        for each in started:
+            each.kill()
+            each.wait()
 
 
-def children(number):
-    found = subprocess.run(["pgrep", "-P", str(number)], capture_output=True, text=True, check=False)
+def numbers(option, agent):
+    """Return the numbers of processes: with `-P` those of the workers of an agent, with `-g` those of its group."""
+    found = subprocess.run(["pgrep", option, str(agent.pid)], capture_output=True, text=True, check=False)
     return [int(each) for each in found.stdout.split()]
 
 
 def printed(folder):
-    return "\n".join((folder / f"{name}.log").read_text() for name in ("a", "b"))
+    return "\n".join(path.read_text() for kind in ("*.log", "printed.*", "errors.*") for path in folder.glob(kind))
 
 
 def ended(started, folder, seconds=150.0):
@@ -80,12 +81,8 @@ def ended(started, folder, seconds=150.0):
 
 def one_agent(folder, text, count, *words):
     """Train with one agent on the same number of processes."""
-    command = [*AGENT, "--standalone", "--nproc-per-node", str(count), *TRAIN, "--text", str(text), *words]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    answer = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=150, check=False
-    )
-    assert answer.returncode == 0, answer.stderr
+    folder.mkdir()
+    under_torchrun(program_of_torchrun, [*TRAIN, "--text", text, *words], folder, count=count)
 
 
 def weights(folder):
@@ -103,14 +100,15 @@ def until(found, started, seconds=60.0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_two_agents_train_as_one(tmp_path, text, workers):
     words = ["--epochs", "2"]
     with agents(tmp_path, text, workers, *words, "--output", "two") as started:
         assert ended(started, tmp_path) == [0, 0], printed(tmp_path)
-    one_agent(tmp_path, text, 2 * workers, *words, "--output", "one")
-    assert same(weights(tmp_path / "one"), weights(tmp_path / "two"))
-    files = [sorted(each.name for each in (tmp_path / name).iterdir()) for name in ("one", "two")]
+    one_agent(tmp_path / "alone", text, 2 * workers, *words, "--output", "one")
+    folders = tmp_path / "alone" / "one", tmp_path / "two"
+    assert same(*map(weights, folders))
+    files = [sorted(each.name for each in folder.iterdir()) for folder in folders]
     assert files[0] == files[1]
     assert not [name for name in files[1] if name.startswith(".")]
     assert printed(tmp_path).count("recipe   lm") == 1, "only the first process reports"
@@ -118,34 +116,33 @@ def test_two_agents_train_as_one(tmp_path, text, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_killed_worker_of_one_agent_costs_the_steps_since_the_checkpoint(tmp_path, text, which):
-    words = ["--epochs", "6"]
+    words = ["--epochs", "4"]
     with agents(tmp_path, text, 1, *words, "--output", "run", restarts=1) as started:
         folder = RunFolder(tmp_path / "run")
         until(folder.model.exists, started)
         assert not folder.result.exists(), "the run must not have ended"
-        (worker,) = children(started[which].pid)
+        (worker,) = numbers("-P", started[which])
         os.kill(worker, signal.SIGKILL)
         # One restart is enough: no attempt is lost because the two agents count differently.
         assert ended(started, tmp_path) == [0, 0], printed(tmp_path)
     assert "resumed after" in printed(tmp_path)
-    one_agent(tmp_path, text, 2, *words, "--output", "whole")
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+    one_agent(tmp_path / "alone", text, 2, *words, "--output", "whole")
+    assert same(weights(tmp_path / "alone" / "whole"), weights(tmp_path / "run"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
 def test_when_a_machine_is_gone_the_other_ends(tmp_path, text, which):
-    with agents(tmp_path, text, 1, "--epochs", "1000", "--output", "run", restarts=3) as started:
+    with agents(tmp_path, text, 1, "--epochs", "1000", "--output", "run", restarts=3, join_seconds=5) as started:
         folder = RunFolder(tmp_path / "run")
         until(folder.model.exists, started)
         gone, rest = started[which], started[1 - which]
-        for number in (gone.pid, *children(gone.pid)):
-            os.kill(number, signal.SIGKILL)
+        gone.kill()
         (status,) = ended([rest], tmp_path, seconds=90.0)
         assert status != 0
-        assert not children(rest.pid)
+        assert not numbers("-g", rest)
     assert folder.checkpoint.exists()
     assert not folder.result.exists()
 
@@ -156,7 +153,7 @@ def test_a_folder_that_only_one_machine_has_is_refused(tmp_path, text, option):
     machines = [tmp_path / str(rank) for rank in range(2)]
     for machine in machines:
         machine.mkdir()
-    words = [*TRAIN[2:], "--text", text, "--output", "run", "--epochs", "1"]
+    words = [*TRAIN, "--text", text, "--output", "run", "--epochs", "1"]
     if option:
         assert Program(words, machines[0], threads=1).ended().status == 0
     earlier = files_in(machines[0] / "run")

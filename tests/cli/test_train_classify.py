@@ -127,7 +127,7 @@ CHANGES = {
     "--num-layers": 1,
     "--pooling": "max",
     "--dropout": 0.4,
-    "--epochs": 1,
+    "--epochs": 2,
     "--optimizer": "sgd",
     "--learning-rate": 0.01,
     "--schedule": "constant",
@@ -150,11 +150,12 @@ def test_the_option_changes_the_model(gatewise, small, option, plain, table):
     waves(table, count=40)
     head, *rows = table.read_text().splitlines()
     table.write_text("\n".join([head, *reversed(rows)]) + "\n")  # so that the rows must be sorted by time
+    short = [*small, "--epochs", 1]
     if not plain:
-        assert gatewise("train", "classify", *small, "--output", "plain").status == 0
+        assert gatewise("train", "classify", *short, "--output", "plain").status == 0
         plain.update(weights("plain"))
     words = [option, CHANGES[option]] if option in CHANGES else [option]
-    answer = gatewise("train", "classify", *small, *words, "--output", "run")
+    answer = gatewise("train", "classify", *short, *words, "--output", "run")
     assert answer.status == 0, answer.err
     assert not same(plain, weights("run"))
 

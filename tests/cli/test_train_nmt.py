@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import tomllib
 import pytest
 import torch
 
+from gatewise.cli import nmt_data
 from gatewise.cli.bench_quality import quality_record
 from gatewise.cli.saved_translator import Translator
 from gatewise.data import PairBatches
@@ -370,3 +372,12 @@ def test_a_folder_holds_all_six_files_by_language(gatewise, small, tmp_path):
     answer = gatewise("train", "nmt", "--data", folder, *words, "--to", "fr")
     assert answer.status == 1
     assert "train.fr" in answer.err
+
+
+def test_the_hash_of_the_training_text_is_that_of_one_sentence_after_another(monkeypatch):
+    monkeypatch.setattr(nmt_data, "_AT_ONCE", 3)
+    sentences = [torch.randint(1 << 31, (length,)) for length in (3, 0, 1, 7, 2, 0, 4)]
+    expected = hashlib.sha256()
+    for each in sentences:
+        expected.update(each.to(torch.int32).numpy().tobytes() + b"\n")
+    assert nmt_data._digest(sentences) == expected.hexdigest()[:16]

@@ -218,3 +218,17 @@ def test_a_batch_without_a_sentence_has_one_step():
     assert batch.source.tolist() == [[PADDING]]
     assert batch.source_lengths.tolist() == [0]
     assert (batch.inputs.tolist(), batch.targets.tolist()) == ([[BEGINNING]], [[END]])
+
+
+def test_an_epoch_goes_on_after_any_batch_and_may_be_over():
+    numbers = [torch.full((length,), 5) for length in (1, 2, 3, 4, 5, 6, 7, 8, 9)]
+    batches = PairBatches(numbers, numbers, 12, shuffle=True, seed=3)
+    whole = list(batches.windows(1))
+    assert len(whole) > 3
+    for start in range(len(whole) + 1):
+        rest = list(batches.windows(1, start))
+        assert len(rest) == len(whole) - start
+        for one, other in zip(rest, whole[start:], strict=True):
+            assert one.count == other.count
+            assert one.token_weight == torch.tensor(1 / one.count)
+            assert all(torch.equal(*parts) for parts in zip(one, other, strict=True))

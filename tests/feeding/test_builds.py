@@ -6,7 +6,9 @@ import pytest
 import torch
 from test_fused_attention import both
 
+from gatewise.attention.fused import launch as launch_module
 from gatewise.contract.device import Device
+from gatewise.contract.triton_kernels import TritonLaunch
 from gatewise.feeding import Problem, builds, elementwise_kernels, fused_attention
 
 H200 = Device.named("h200")
@@ -40,7 +42,7 @@ def test_attention_is_compiled_for_the_sizes_of_the_call(sizes):
         source=len(inputs.keys),
         dtype=torch.float32,
     )
-    (_, attention) = builds.compilations(call, H200)
+    _, attention, *_ = builds.compilations(call, H200)
     assert attention.file == fused_attention.SOURCE
     assert attention.macros == fused_attention.macros_of(inputs, torch.float32, halves=False)
 
@@ -52,8 +54,27 @@ def test_operators_of_pytorch_need_no_compilation():
 def test_a_compilation_reads_the_cache(monkeypatch):
     compiled = []
     monkeypatch.setattr(builds.toolchain, "compile_source", lambda *given: compiled.append(given) or b"code")
-    first, _ = builds.compilations(problem(), H200)
+    first, *_ = builds.compilations(problem(), H200)
     assert first.compile() == b"code"
     (given,) = compiled
     assert given[:3] == (elementwise_kernels.SOURCE, "sm_90", dict(first.macros))
     assert first.source == builds.compilations(problem(time=3, source=5), H200)[0].source
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({}, ["short_gradient", "input_gradient", "parameter_gradient"]),
+        ({"source": 70}, ["score_gradient", "value_gradient", "input_gradient", "parameter_gradient"]),
+        ({"layer_norm": True}, ["step", "step_gradient", "short_gradient", "input_gradient", "parameter_gradient"]),
+        ({"layer_norm": True, "needs_grad": False}, ["step"]),
+        ({"features": 0, "needs_grad": False}, ["step"]),
+        ({"needs_grad": False}, []),
+        ({"attention_kernel": "recompute"}, []),
+    ],
+    ids=str,
+)
+def test_the_triton_kernels_of_attention_are_compiled(changes, names):
+    found = builds.compilations(problem(**changes), H200)
+    launches = [each for each in found if isinstance(each, TritonLaunch)]
+    assert {launch_module._function(f"{name}_program") for name in names} == {each.function for each in launches}

@@ -16,7 +16,7 @@ PRELUDE = """
 #include <cstring>
 using std::tanh; using std::exp; using std::sqrt;
 struct Index { unsigned x, y, z; };
-static Index blockIdx, threadIdx, blockDim;
+inline Index blockIdx, threadIdx, blockDim;
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -90,11 +90,19 @@ def precompiled(text, options=()):
     return folder
 
 
-def compile_cpp(text, folder, common, options):
-    """Compile C++ that begins with `COMMON`, and load it; the folder is that of the headers that it includes."""
+def compiled_object(text, common, options):
+    """Compile C++ that begins with `COMMON` for libraries; return the path of the object file."""
+    path = Path(tempfile.mkdtemp()) / "object.cpp"
+    path.write_text(text)
+    subprocess.run([*_GCC, *options, f"-I{common}", "-c", path, "-o", path.with_suffix(".o")], check=True)
+    return path.with_suffix(".o")
+
+
+def compile_cpp(text, folder, common, options, objects=()):
+    """Compile C++ that begins with `COMMON`, and load it with object files; the folder is that of its headers."""
     (folder / "kernel.cpp").write_text(text)
     command = [*_GCC, *options, f"-I{common}", f"-I{folder}", "-shared", "-o", folder / "kernel.so"]
-    subprocess.run([*command, folder / "kernel.cpp"], check=True)
+    subprocess.run([*command, folder / "kernel.cpp", *objects], check=True)
     return ctypes.CDLL(str(folder / "kernel.so"))
 
 

@@ -20,7 +20,7 @@ OF_OTHER_CELLS = each_value(
     [*dict.fromkeys((*pairwise(*CASES_OF_OTHER_CELLS), *itertools.product(*CASES_OF_OTHER_CELLS)))],
     (0, 1),
     (1, 2),
-    times=4,
+    times=2,
 )
 
 

@@ -297,3 +297,25 @@ def test_the_mean_loss_under_autocast_is_as_close_as_the_losses(sizes):
         found = errors(lambda each: mean_token_loss(*each, targets), tensors, truth)
     for error, library in zip(found, allowed, strict=True):
         assert error <= 2 * (library + 2.0**-8)
+
+
+@pytest.mark.parametrize("size", [16, 12])
+@pytest.mark.parametrize("vocabulary", [64, 50])
+def test_the_triton_kernel_is_compiled_for_the_strides_of_a_chunk(monkeypatch, vocabulary, size):
+    rooms, plain = [], chunked_softmax._softmax
+
+    def softmax(room):
+        rooms.append(room)
+        return plain(room)
+
+    monkeypatch.setattr(chunked_softmax, "_softmax", softmax)
+    hidden, weight, bias = (
+        torch.randn(*shape, dtype=torch.bfloat16) for shape in ((6, size), (vocabulary, size), (vocabulary,))
+    )
+    targets = torch.arange(6)
+    chunked_softmax.weighted_token_loss(hidden, weight, bias, targets, torch.full((6,), 1 / 6))
+    (launch,) = chunked_softmax.softmax_launches(vocabulary, size, torch.bfloat16, 0.1, gradient=True)
+    scores, _, _, columns, stride, smoothing = launch.arguments
+    assert (scores.dtype, scores.stride(0), columns, stride) == (torch.bfloat16, stride, vocabulary, rooms[0].stride(0))
+    assert (smoothing, launch.constants["SMOOTH"], launch.constants["GRADIENT"]) == (0.1, True, True)
+    assert chunked_softmax.softmax_launches(vocabulary, size, torch.float64, gradient=True) == []

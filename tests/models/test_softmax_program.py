@@ -35,7 +35,7 @@ def expected(scores, targets, smoothing):
     ("count", "vocabulary"), [(1, 1), (3, 2), (5, 31), (4, 200), (2, 2049), (2, 17_192), (2, 66_000)]
 )
 def test_losses_and_gradients_are_those_of_float64(device, count, vocabulary, dtype, smoothing):
-    from gatewise.models import softmax_program
+    from gatewise.models import fused_softmax
 
     generator = torch.Generator().manual_seed(vocabulary)
     wide = (3 * torch.randn(count, vocabulary + 3, generator=generator)).to(dtype).to(device)
@@ -44,11 +44,11 @@ def test_losses_and_gradients_are_those_of_float64(device, count, vocabulary, dt
     losses = torch.full((count,), torch.nan, device=device)
     truth, gradient = expected(scores.clone(), targets, smoothing)
     before = scores.clone()
-    softmax_program.launch(scores, targets, losses, smoothing, gradient=False)
+    fused_softmax.launch(scores, targets, losses, smoothing, gradient=False)
     assert torch.equal(scores, before)
     torch.testing.assert_close(losses.double(), truth, rtol=3e-6, atol=3e-6)
     losses.fill_(torch.nan)
-    softmax_program.launch(scores, targets, losses, smoothing, gradient=True)
+    fused_softmax.launch(scores, targets, losses, smoothing, gradient=True)
     torch.testing.assert_close(losses.double(), truth, rtol=3e-6, atol=3e-6)
     torch.testing.assert_close(scores.double(), gradient, rtol=4 * torch.finfo(dtype).eps, atol=1e-6)
     assert torch.equal(wide[:, vocabulary:], beside)
@@ -56,7 +56,7 @@ def test_losses_and_gradients_are_those_of_float64(device, count, vocabulary, dt
 
 @pytest.mark.parametrize("vocabulary", [31, 66_000])
 def test_extreme_scores_keep_their_meaning(device, vocabulary):
-    from gatewise.models import softmax_program
+    from gatewise.models import fused_softmax
 
     scores = torch.zeros(4, vocabulary, device=device)
     scores[0, 3] = 400.0
@@ -66,7 +66,7 @@ def test_extreme_scores_keep_their_meaning(device, vocabulary):
     scores[3, 4] = -torch.inf
     losses = torch.empty(4, device=device)
     targets = torch.tensor([0, 0, 5, 0], device=device)
-    softmax_program.launch(scores, targets, losses, 0.0, gradient=True)
+    fused_softmax.launch(scores, targets, losses, 0.0, gradient=True)
     assert losses[0] == 400.0
     assert scores[0, 3] == 1.0
     assert losses[1].isnan()

@@ -9,6 +9,7 @@ from torch import nn
 from gatewise.cells import LayerNormGRU, LayerNormLSTM
 from gatewise.functional.operators import _unaliased
 from gatewise.nn import LSTM, Recurrent
+from tests.pairwise import each_value, pairwise
 
 
 class Network(nn.Module):
@@ -39,15 +40,20 @@ def fresh_compiler():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"num_layers": 2, "bidirectional": True, "batch_first": True},
-        {"proj_size": 2, "bias": False},
-        {"kernel": "eager"},
-    ],
+    ("options", "extra"),
+    each_value(
+        pairwise(
+            [
+                {},
+                {"num_layers": 2, "bidirectional": True, "batch_first": True},
+                {"proj_size": 2, "bias": False},
+                {"kernel": "eager"},
+            ],
+            ["nothing", "state", "lengths"],
+        )
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("extra", ["nothing", "state", "lengths"])
 def test_compiled_in_one_graph_equals_eager(options, extra):
     model = Network(**options)
     x = torch.randn(3, 3, 5)

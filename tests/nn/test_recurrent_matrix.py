@@ -14,7 +14,7 @@ from gatewise import functional
 from gatewise.cells import GRU, LSTM, SHIPPED, SLSTM, CoupledLSTM, LayerNormLSTM, PeepholeLSTM
 from gatewise.contract.errors import ArgumentError
 from tests.graphs import captured
-from tests.pairwise import pairwise
+from tests.pairwise import each_value, pairwise
 
 T, B, F, H = 5, 3, 3, 6
 LENGTHS = [5, 2, 4]
@@ -249,8 +249,7 @@ def test_transforms_of_torch_func(structure):
         torch.testing.assert_close({name: each[row] for name, each in found.items()}, expected)
 
 
-@each_structure
-@pytest.mark.parametrize("cell", [LSTM(), PeepholeLSTM()], ids=repr)
+@pytest.mark.parametrize(("cell", "structure"), each_value(pairwise([LSTM(), PeepholeLSTM()], STRUCTURES)), ids=str)
 def test_compiled_in_one_graph(cell, structure):
     torch.compiler.reset()
     layer, x = layer_of(cell, num_layers=2, bidirectional=True, **structure), x_of()
@@ -261,8 +260,7 @@ def test_compiled_in_one_graph(cell, structure):
     torch.compiler.reset()
 
 
-@each_structure
-@pytest.mark.parametrize("cell", [LSTM(), SLSTM()], ids=repr)
+@pytest.mark.parametrize(("cell", "structure"), each_value(pairwise([SLSTM(), LSTM()], STRUCTURES)), ids=str)
 def test_exported(cell, structure):
     if torch.__version__ < "2.13" and type(cell) is LSTM:
         pytest.skip("PyTorch 2.11 decomposes its own LSTM into one whose final states have another shape")

@@ -1,6 +1,7 @@
 """The GRU and RNN layers and their cells are drop-ins for PyTorch's: classes, weights, calls, options, bad input."""
 
 import copy
+import functools
 import io
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import gatewise
+from tests.pairwise import each_value, pairwise
 
 FORMS = [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}, {"batch_first": True}]
 KINDS = {"gru": ("GRU", {}), "rnn_tanh": ("RNN", {}), "rnn_relu": ("RNN", {"nonlinearity": "relu"})}
@@ -105,8 +107,11 @@ def fresh_compiler():
     torch.compiler.reset()
 
 
+each_kind_with = functools.partial(pytest.mark.parametrize, indirect=["kind"], ids=str)
+
+
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@each_kind_with(("kind", "form"), each_value(pairwise([*KINDS], FORMS)))
 def test_it_compiles_to_one_graph(kind, form):
     theirs, ours, x = pair(kind, **form)
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
@@ -125,7 +130,7 @@ def outputs_and_gradients(call, layer, *given):
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("extra", ["state", "lengths", "one sequence"])
+@each_kind_with(("kind", "extra"), each_value(pairwise([*KINDS], ["state", "lengths", "one sequence"])))
 def test_compiled_with_a_state_and_lengths(kind, extra):
     _, ours, x = pair(kind, num_layers=2, bidirectional=True)
     given = {

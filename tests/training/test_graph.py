@@ -12,7 +12,7 @@ from test_resumption import StopAt, files_of, train_language_model
 from torch import nn
 
 from gatewise.training import TrainingOptions, graph
-from gatewise.training.graph import WARMUPS, ReplayedStep, refusal
+from gatewise.training.graph import LATER_WARMUPS, WARMUPS, ReplayedStep, refusal
 from gatewise.training.optimizers import build_optimizer
 from gatewise.training.processes import Processes
 from gatewise.training.step import MeanLoss, Step
@@ -92,7 +92,7 @@ def test_a_shape_that_does_not_repeat_is_not_replayed():
     step, plain = trainer(recorder=recorder), trainer()
     for each in (step, plain):
         run(each, batches)
-    assert run(step, [short] * 3) == run(plain, [short] * 3)
+    assert run(step, [short]) == run(plain, [short])
     assert recorder.replays == 16
     assert run(step, batches) == run(plain, batches)
     assert (recorder.records, recorder.replays) == (1, 16 + 19)
@@ -122,6 +122,15 @@ def test_every_shape_that_repeats_is_recorded(options):
     assert found == run(trainer(stateless(), **options), batches)
     assert (recorder.records, recorder.replays) == (3, 3 * (5 + 3 - WARMUPS))
     assert remarks == ["steps are replayed as one CUDA graph"]
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": "adamw"}], ids=str)
+def test_a_shape_after_the_first_is_recorded_when_it_occurs_again(options):
+    batches = of_sizes(*[8] * 5, 5, 3, 5, 4, 5, 3)
+    recorder = Recorder()
+    step = trainer(stateless(), recorder=recorder, **options)
+    assert run(step, batches) == run(trainer(stateless(), **options), batches)
+    assert (recorder.records, recorder.replays) == (3, (5 - WARMUPS) + (3 - LATER_WARMUPS) + (2 - LATER_WARMUPS))
 
 
 def test_the_shapes_that_are_recorded_are_bounded(monkeypatch):
@@ -223,7 +232,8 @@ def test_a_run_with_replays_ends_in_the_same_bits(tmp_path):
     recorder, diary = Recorder(), Diary()
     train_language_model(tmp_path / "replayed", record_step=recorder, observers=[diary])
     assert files_of(tmp_path / "plain") == files_of(tmp_path / "replayed")
-    assert recorder.replays == 3 * 49 - 3 - 3  # 49 full windows an epoch; its first has no state
+    # 49 full windows an epoch, whose first has no state, and a shorter one, which is replayed from the second on.
+    assert recorder.replays == 3 * 49 - 3 - WARMUPS + 3 - LATER_WARMUPS
     assert diary.remarks == ["steps are replayed as one CUDA graph"]
 
 

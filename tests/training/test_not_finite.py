@@ -99,6 +99,11 @@ def test_a_run_goes_on_after_a_fault_in_the_same_bits(tmp_path, way):
     assert files_of(tmp_path / "whole") == files_of(tmp_path / "parts")
 
 
+def test_the_error_of_a_resumed_run_names_the_checkpoint_that_it_was_resumed_from(tmp_path):
+    train(tmp_path, faulty_model(), data=StopAt(Echoes(), 13))
+    assert "The checkpoint of step 13 is as it was." in fails(KernelFault, tmp_path, faulty_model(15))
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -16,6 +16,7 @@ from gatewise.data import TokenStream
 from gatewise.models import LanguageModel
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT
+from tests.pairwise import each_value, pairwise
 from tests.programs import processes_that_start_fast
 
 OPTIONS = {
@@ -101,9 +102,9 @@ class StopAt:
             yield batch
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("step", [1, 19, 20, 21, 60])
-def test_ctrl_c_saves_and_the_rest_follows_in_the_same_bits(tmp_path, options, step):
+@pytest.mark.parametrize(("kind", "step"), each_value(pairwise([*OPTIONS], [1, 19, 20, 21, 60]), times=2))
+def test_ctrl_c_saves_and_the_rest_follows_in_the_same_bits(tmp_path, kind, step):
+    options = OPTIONS[kind]
     train(tmp_path / "whole", **options)
     outcome, _ = train(tmp_path / "parts", data=StopAt(Echoes(), step), **options)
     assert outcome.interrupted
@@ -133,6 +134,7 @@ def test_a_language_model_is_interrupted_at_every_kind_of_step(tmp_path, options
 KILLS = 20
 
 
+@pytest.mark.slow
 def test_twenty_kills_at_random_moments_lose_nothing(tmp_path):
     """Processes are killed with SIGKILL at any point: in a step, in an evaluation, or while a file is written."""
     options = {"epochs": 6, "checkpoint_steps": 1}

@@ -135,10 +135,10 @@ class _Fused:
         if needs.source and not add:
             found = _new_source_gradients(inputs)
         if needs.query:
-            found = found._replace(query=torch.empty_like(inputs.query) if dquery is None else dquery)
+            found = found._replace(query=inputs.query.new_empty(inputs.query.shape) if dquery is None else dquery)
         tile = step_tile(problem, source=needs.source) if problem.steps == 1 else None
         short = short_gradient_tile(problem) if needs.source else None
-        dscores = torch.empty_like(result.kept[0])
+        dscores = result.kept[0].new_empty(result.kept[0].shape)
         with _device_guard(inputs.keys):
             if tile is not None:
                 launch.step_gradient(problem, inputs, result, above, dscores, found, parameters, needs, tile, add=add)

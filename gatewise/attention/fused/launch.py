@@ -20,8 +20,7 @@ from gatewise.attention.fused.tiles import (
     value_gradient_tile,
 )
 from gatewise.attention.problem import Problem
-
-_MOST_COMPILED = 1024  # compiled kernels that are remembered; those that are dropped remain in Triton's own cache
+from gatewise.contract import triton_kernels
 
 
 def step(problem: Problem, inputs: Inputs, result: Result, tile: StepTile) -> None:
@@ -206,70 +205,19 @@ def parameter_gradient(problem: Problem, parameters: Tensor, found: Gradients, *
     )  # fmt: skip
 
 
-def _launch(
-    name: str,
-    grid: tuple[int, ...],
-    arguments: tuple,
-    *,
-    num_warps: int,
-    maxnreg: int | None = None,
-    **constants: Any,
-) -> None:
-    """Launch a Triton kernel, bypassing Triton's argument handling if the kernel was launched before.
-
-    Triton binds and looks up every argument by its name at each launch, which takes longer than all other work of a
-    call. The lookup key used here is much cheaper.
-
-    Args:
-        name: The name of the kernel.
-        grid: The numbers of programs in each dimension of the grid.
-        arguments: All arguments except the compile-time constants, in order.
-        num_warps: The number of warps of a program.
-        maxnreg: The maximum number of registers per thread; None for no limit.
-        constants: The compile-time constants, in order.
-    """
-    program, direct = _program(name)
-    if not direct:
-        program[grid](*arguments, **constants, num_warps=num_warps, maxnreg=maxnreg)
-        return
-    device = torch.cuda.current_device()
-    key = (name, device, num_warps, maxnreg, *constants.values(), *map(_specialization, arguments))
-    known = _compiled()
-    compiled = known.get(key)
-    if compiled is None:
-        if len(known) >= _MOST_COMPILED:
-            known.clear()
-        known[key] = program[grid](*arguments, **constants, num_warps=num_warps, maxnreg=maxnreg)
-    else:
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        compiled[(*grid, 1, 1)[:3]](*arguments, *constants.values(), stream=stream)
-
-
-def _specialization(argument: Any) -> Any:
-    """Return the properties on which Triton may specialise: dtype and alignment, being 1 or a multiple of 16."""
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    if isinstance(argument, int):
-        return 1 if argument == 1 else (argument % 16 == 0, argument < 2**31)
-    return argument
+def _launch(name: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **options: Any) -> None:
+    """Launch a Triton kernel of `gatewise.attention.fused.programs`; see `triton_kernels.launch`."""
+    triton_kernels.launch(_function(name), grid, arguments, **options)
 
 
 @functools.cache
-def _compiled() -> dict[tuple, Any]:
-    return {}
+def _function(name: str) -> triton_kernels.TritonFunction:
+    def load() -> Any:
+        from gatewise.attention.fused import programs
 
+        return getattr(programs, name)
 
-@functools.cache
-def _program(name: str) -> tuple[Any, bool]:
-    """Return a Triton kernel, and whether its compiled form takes all its arguments, as it does since Triton 3.3."""
-    # Triton takes a second to load; only the first call pays for it. It comes with PyTorch's builds for GPUs alone.
-    import triton  # pyright: ignore[reportMissingImports]
-
-    from gatewise.attention.fused import programs
-
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    program = getattr(programs, name)
-    return program, version >= (3, 3) and isinstance(program, triton.JITFunction)
+    return triton_kernels.TritonFunction(load)
 
 
 def _hardware_tanh(problem: Problem) -> bool:
@@ -278,14 +226,15 @@ def _hardware_tanh(problem: Problem) -> bool:
 
 
 def _precision(problem: Problem, tensor: Tensor) -> str:
-    if problem.dtype != torch.float32 or not tensor.is_cuda or _capability(tensor.device.index) < (8, 0):
+    if problem.dtype != torch.float32 or tensor.is_cpu or _capability(tensor.device.index) < (8, 0):
         return "ieee"
     return "tf32" if problem.allow_tf32 else "tf32x3"
 
 
 @functools.cache
-def _capability(device: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+def _capability(device: int | None) -> tuple[int, int]:
+    # Launches with tensors of the device "meta" are noted for the current GPU, or without one for a newer one.
+    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else (9, 0)
 
 
 def _strides(tensor: Tensor | None) -> tuple[int, ...]:

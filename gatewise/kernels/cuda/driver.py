@@ -67,6 +67,35 @@ def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
     return _NO_CHANGE if device.index == torch._C._cuda_getDevice() else torch.cuda.device(device)
 
 
+def prepared(
+    binary: bytes, entry: str, shape: Shape, arguments: ctypes.Structure, device: torch.device
+) -> Callable[[], None]:
+    """Return a function that launches a kernel on the current stream, with the struct as it is at that time.
+
+    A call of the function takes less time than `launch`, which looks up the kernel and the launch configuration. The
+    arguments are those of `launch`. The device must be current in each call, too.
+    """
+    ensure_context(device.index)
+    function, index = _function(binary, entry, shape.shared_bytes, device.index), device.index
+    pointer = ctypes.c_void_p(ctypes.addressof(arguments))
+    parameters, kernel_launch = ctypes.addressof(pointer), _driver().cuLaunchKernelEx
+    # A configuration consists of the shape and the handle of the stream, and of nothing else of the stream.
+    configurations: dict[int, object] = {}
+
+    def issue(*, _read_by_the_driver: tuple[object, ...] = (arguments, pointer)) -> None:
+        if not getattr(_threads, "have_context", False):
+            ensure_context(index)
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        configuration = configurations.get(stream)
+        if configuration is None:
+            configuration = configurations[stream] = _configuration(shape, stream)
+        outcome = kernel_launch(configuration, function, parameters, 0)
+        if outcome[0] != 0:
+            _check(outcome, entry)
+
+    return issue
+
+
 def fill_with_ones(tensor: Tensor) -> None:
     """Set every bit of a contiguous tensor, on the current stream of its device, which must be current."""
     index = tensor.device.index

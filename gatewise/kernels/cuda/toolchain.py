@@ -10,8 +10,10 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import io
+import logging
 import re
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +24,7 @@ from gatewise.contract.errors import CheckpointError, MissingExtra
 from gatewise.derivation.device import DeviceCode
 from gatewise.files import write_bytes
 
+_log = logging.getLogger(__name__)
 SHARED = Path(__file__).parent
 """The folder with the headers that the sources of several kernels include."""
 
@@ -60,7 +63,11 @@ def compile_source(source: Path, architecture: str, macros: Mapping[str, int], c
 def compile_afresh(
     source: Path, architecture: str, macros: Mapping[str, int], code: DeviceCode | None = None
 ) -> tuple[bytes, Resources]:
-    """Compile a source file without the cache; return the machine code and the resources of the kernel."""
+    """Compile a source file without the cache; return the machine code and the resources of the kernel.
+
+    The log has an INFO line about each compilation, whose record has its time as `seconds`.
+    """
+    began = time.perf_counter()
     core = _core()
     options = core.ProgramOptions(
         arch=architecture,
@@ -72,6 +79,8 @@ def compile_afresh(
     log = io.StringIO()
     program = core.Program(source_text(source, code), "c++", options)
     binary = program.compile("cubin", logs=log).code
+    seconds = time.perf_counter() - began
+    _log.info("Compiled %s for %s in %.2f s", source.name, architecture, seconds, extra={"seconds": seconds})
     return binary, _resources(log.getvalue())
 
 

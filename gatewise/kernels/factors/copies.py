@@ -243,6 +243,33 @@ def _struct(own: Operand, target: Tensor, scale: Scale | None, word: int) -> _Op
 
 @functools.lru_cache(maxsize=128)
 def _copying_code(name: str, word: int, device: torch.device, resets: bool = False, halves: bool = False) -> bytes:
-    macros = {"BYTES": word, "RESETS": int(resets), "HALVES": int(halves)}
-    macros |= formats.macros(torch.float32) if halves else {}
-    return toolchain.compile_source(SOURCES / f"{name}.cu", Device.probe(device).architecture, macros)
+    return Copying(name, word, Device.probe(device).architecture, resets, halves).compile()
+
+
+class Copying(NamedTuple):
+    """The machine code of a kernel that copies rows.
+
+    Attributes:
+        name: The name of the source: "fit" or "operands".
+        word: The number of bytes that a thread copies at once.
+        architecture: The architecture.
+        resets: Whether episodes begin inside of sequences.
+        halves: Whether float32 numbers are copied as float16 numbers.
+    """
+
+    name: str
+    word: int
+    architecture: str
+    resets: bool = False
+    halves: bool = False
+
+    @property
+    def source(self) -> Copying:
+        """The key of the machine code."""
+        return self
+
+    def compile(self) -> bytes:
+        """Compile the source, or take it from the cache on the disk."""
+        macros = {"BYTES": self.word, "RESETS": int(self.resets), "HALVES": int(self.halves)}
+        macros |= formats.macros(torch.float32) if self.halves else {}
+        return toolchain.compile_source(SOURCES / f"{self.name}.cu", self.architecture, macros)

@@ -41,16 +41,18 @@ ROW_NOT_PROJECTED = Criterion(
     ),
 )
 
+HAS_FORMAT = Criterion(
+    "dtype",
+    allowed=formats.names(formats.NUMBERS),
+    actual=lambda problem, device: formats.names([problem.dtype]),
+    holds=lambda problem, device: problem.dtype in formats.NUMBERS,
+    violation=lambda problem, device: (problem.replace(dtype=torch.float8_e5m2), device),
+)
+
 CRITERIA = (
     COMPILER,
     AMPERE,
-    Criterion(
-        "dtype",
-        allowed=formats.names(formats.NUMBERS),
-        actual=lambda problem, device: formats.names([problem.dtype]),
-        holds=lambda problem, device: problem.dtype in formats.NUMBERS,
-        violation=lambda problem, device: (problem.replace(dtype=torch.float8_e5m2), device),
-    ),
+    HAS_FORMAT,
     TRACES,
     ROW_FITS,
     ROW_NOT_PROJECTED,

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 from gatewise.cells import SHIPPED, Cell, cell_named
 from gatewise.contract.errors import ArgumentError
 from gatewise.contract.pytorch import in_pytorch
+from gatewise.derivation.row import combinations_of
 from gatewise.nn.arguments import checked_candidate_dropout
 from gatewise.testing.trials.setting import Setting
 
@@ -28,6 +29,14 @@ _LOOPS = tuple(cell.name for cell in SHIPPED if not in_pytorch(cell))  # their r
 _RATES = (0.1, 0.5)
 _LONGEST_WITH_RESETS = 600  # the reference collects episodes one by one on the CPU
 _WORK = {"cuda": 2e11, "cpu": 2e8}
+DTYPES = {"cuda": ("bfloat16", "float16", "float32", "float32", "float64"), "cpu": ("float32", "float64")}
+"""The dtypes of parameters to draw from, by device."""
+_FAMILIES = {"cuda": 600, "cpu": 0}
+_COMPILED = (
+    *("hidden_size", "batch", "bidirectional", "proj_size", "dtype", "autocast", "allow_tf32", "kernel", "cell"),
+    *("recurrent_dropout", "candidate_dropout", "zoneout", "zoneout_others"),
+)
+"""The options on which most of the code depends that kernels compile."""
 
 
 def _marks_candidate(cell: Cell) -> bool:
@@ -38,6 +47,9 @@ def _marks_candidate(cell: Cell) -> bool:
 
 
 _WITH_CANDIDATE = tuple(cell.name for cell in SHIPPED if _marks_candidate(cell))
+
+
+_NORMALIZED = tuple(cell.name for cell in SHIPPED if combinations_of(cell).places)
 
 
 class Sizes(NamedTuple):
@@ -64,7 +76,29 @@ def sizes(seed: int, device: str) -> Sizes:
     return Sizes(tuple(widths), tuple(batches))
 
 
-def draw(generator: random.Random, device: str, kernels: Sequence[str], dtypes: Sequence[str], sizes: Sizes) -> Setting:
+def families(seed: int, device: str, kernels: Sequence[str]) -> list[Setting]:
+    """Return random settings from which others take the options that kernels are compiled for.
+
+    On a GPU the compilation of a kernel takes longer than its calls, so that settings which share kernels are cheaper.
+    On a CPU nothing is compiled; there are no families.
+
+    Args:
+        seed: The seed; equal seeds give equal families.
+        device: "cpu" or "cuda".
+        kernels: The names of the kernels that a setting may name.
+    """
+    generator, own_sizes = random.Random(seed), sizes(seed, device)
+    return [draw(generator, device, kernels, DTYPES[device], own_sizes) for _ in range(_FAMILIES[device])]
+
+
+def draw(
+    generator: random.Random,
+    device: str,
+    kernels: Sequence[str],
+    dtypes: Sequence[str],
+    sizes: Sizes,
+    like: Setting | None = None,
+) -> Setting:
     """Return a random setting.
 
     Each of the rarer options is off in most settings, so that most settings combine a few of them with usual values.
@@ -75,9 +109,12 @@ def draw(generator: random.Random, device: str, kernels: Sequence[str], dtypes: 
         kernels: The names of the kernels that a setting may name.
         dtypes: The names of the dtypes of parameters.
         sizes: The widths and batch sizes to draw from.
+        like: A setting of whose family the setting is: it has the same sizes, dtypes, kernel and cell.
     """
+    shared = {} if like is None else {name: getattr(like, name) for name in _COMPILED}
     while True:
-        setting = _settled(_drawn(generator, device, kernels, dtypes, sizes))
+        drawn = _drawn(generator, device, kernels, dtypes, sizes)
+        setting = _settled(dataclasses.replace(drawn, **shared))
         work = 8.0 * setting.time * setting.batch * setting.hidden_size * setting.num_layers
         work *= (1 + setting.bidirectional) * (setting.hidden_size + setting.input_size)
         if setting.size <= _MOST_VALUES[device] and work <= _WORK[device]:
@@ -94,8 +131,6 @@ def _drawn(
     time = min(_LONGEST[device], max(1, int(_LONGEST[device] ** generator.random()) + generator.randrange(16)))
     kernel = rarely("auto", generator.choice(kernels), 0.4)
     cell = rarely(generator.choice(_OTHER_CELLS), "lstm", 0.4)
-    if kernel in _SLOW or cell in _LOOPS:
-        time = min(time, _LONGEST_OF_SLOW)
     dtype = generator.choice(dtypes)
     halves = [name for name in ("bfloat16", "float16") if name in dtypes or device == "cuda"]
     modes = ["inference", "no_grad", "explicit", "explicit"]
@@ -151,6 +186,11 @@ def _settled(setting: Setting) -> Setting:
         nonlocal setting
         setting = dataclasses.replace(setting, **options)
 
+    if setting.kernel in _SLOW or setting.cell in _LOOPS:
+        change(time=min(setting.time, _LONGEST_OF_SLOW))
+    if setting.hidden_size == 1 and setting.cell in _NORMALIZED:
+        # The gradient through a normalized single unit is 0, so that any rounding error is infinitely large beside it.
+        change(hidden_size=2)
     if setting.cell not in _WITH_CANDIDATE:
         change(candidate_dropout=0.0)
     if not all(map(math.isfinite, cell_named(setting.cell).initial_states.values())):
@@ -163,11 +203,12 @@ def _settled(setting: Setting) -> Setting:
         change(mode="eager")  # the explicit passes are those of an LSTM
     if setting.regularised:
         change(time=min(setting.time, _LONGEST_OF_SLOW))
-    if (setting.zoneout or setting.zoneout_others) and setting.poison == "x":
-        change(poison="nowhere")  # where zoneout keeps a state, a kernel may select it, or multiply a NaN by 0
     if not setting.has_c:
         outputs = [name for name in setting.above.split() if name != "c"] or ["h"]
         change(above=" ".join(outputs))
+    if setting.poison == "x" and setting.above == "c":
+        # At the last step, the output gate has no gradient, or one of 0, which is NaN after a product with NaN.
+        change(poison="nowhere")
     if setting.packed:
         change(lengths="", batch_first=False, poison="nowhere", resets="")
     if setting.resets:

@@ -6,7 +6,7 @@ import dataclasses
 import random
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,10 +14,11 @@ import torch
 from gatewise.contract.errors import KernelRefused
 from gatewise.kernels import ALL
 from gatewise.testing.trials.call import Call, call_of, rounding_of
-from gatewise.testing.trials.draw import draw, sizes
+from gatewise.testing.trials.draw import DTYPES, draw, families, sizes
 from gatewise.testing.trials.memory import fill_free_memory
 from gatewise.testing.trials.setting import Setting
 from gatewise.testing.trials.tensors import make, write_over
+from gatewise.testing.trials.times import Times
 from gatewise.testing.trials.verdict import Judge
 
 _BESIDE_EACH_OTHER = 3
@@ -49,12 +50,14 @@ class Outcome(NamedTuple):
         lines: A description of each error, one line each; empty if there is none.
         refused: Whether the named kernel refused the setting.
         unjudged: The number of tensors that could not be checked, because PyTorch's own error is infinite.
+        seconds: The seconds that the setting took, for each of `times.PARTS`.
     """
 
     setting: Setting
     lines: tuple[str, ...] = ()
     refused: bool = False
     unjudged: int = 0
+    seconds: Mapping[str, float] = {}
 
     @property
     def kind(self) -> str:
@@ -67,10 +70,11 @@ class Outcome(NamedTuple):
 class _Trial:
     """The calls of one setting."""
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self._tensors, asked = make(setting)
-        self._judge = Judge(setting, asked)
+    def __init__(self, setting: Setting, reference: str, times: Times) -> None:
+        self.setting, self._reference, self._times = setting, reference, times
+        with times.spent_on("inputs"):
+            self._tensors, asked = make(setting)
+        self._judge = Judge(setting, asked, reference)
         self._call: Call = call_of(setting, self._tensors)
         self._pending: list = []
         self.left = setting.calls
@@ -84,10 +88,13 @@ class _Trial:
         """Run one call, or one pass of it; return descriptions of errors."""
         setting = self.setting
         if setting.changes and setting.calls - self.left == _CALLS_BEFORE_CHANGE:
-            others, asked = make(dataclasses.replace(setting, seed=setting.seed + 1))
-            write_over(self._tensors, others)
-            self._judge = Judge(setting, asked)
-        with rounding_of(setting):
+            with self._times.spent_on("inputs"):
+                others, asked = make(dataclasses.replace(setting, seed=setting.seed + 1))
+                write_over(self._tensors, others)
+            self._judge = Judge(setting, asked, self._reference)
+        # The first call of a compiled layer compiles it.
+        compiles = setting.mode == "compile" and self.left == setting.calls and not self._pending
+        with rounding_of(setting), self._times.spent_on("compilation" if compiles else "calls"):
             fill_free_memory(torch.device(setting.device))
             if setting.together and len(self._pending) < self.left:
                 self._pending.append(self._call.forward())
@@ -97,29 +104,37 @@ class _Trial:
             if self.left % 2:
                 fill_free_memory(torch.device(setting.device))
             found = self._call.backward(pending)
-        lines = self._judge.complaints(found)
+        with self._times.spent_on("reference"):
+            lines = self._judge.complaints(found)
         return [f"call {setting.calls - self.left}: {line}" for line in lines]
 
 
-def trial(*settings: Setting) -> None:
+def trial(*settings: Setting, reference: str = "auto") -> None:
     """Run the calls of settings in turn and compare each with float64.
 
     Args:
         *settings: The settings.
+        reference: The device of the float64 reference: "cpu", "gpu", or "auto" for the faster one.
 
     Raises:
         Wrong: A call's result exceeds its budget, or a call failed.
         Refused: A named kernel refused its setting.
     """
-    for outcome in outcomes_of(settings):
+    for outcome in outcomes_of(settings, reference):
         if outcome.refused:
             raise Refused(str(outcome.setting))
         if outcome.lines:
             raise Wrong(outcome.setting, outcome.lines)
 
 
-def outcomes_of(settings: Sequence[Setting]) -> list[Outcome]:
-    """Return the outcomes of settings whose calls are run in turn."""
+def outcomes_of(settings: Sequence[Setting], reference: str = "auto") -> list[Outcome]:
+    """Return the outcomes of settings whose calls are run in turn.
+
+    Args:
+        settings: The settings.
+        reference: As in `trial`.
+    """
+    times = [Times() for _ in settings]
     found: dict[int, Outcome] = {}
     running: dict[int, _Trial] = {}
 
@@ -139,7 +154,7 @@ def outcomes_of(settings: Sequence[Setting]) -> list[Outcome]:
     for number, setting in enumerate(settings):
 
         def begin(number: int = number, setting: Setting = setting) -> list[str]:
-            running[number] = _Trial(setting)
+            running[number] = _Trial(setting, reference, times[number])
             return []
 
         tried(number, begin)
@@ -149,7 +164,7 @@ def outcomes_of(settings: Sequence[Setting]) -> list[Outcome]:
                 tried(number, own.step)
     for number in running.keys() - found.keys():
         found[number] = Outcome(settings[number], unjudged=running[number].unjudged)
-    return [found[number] for number in range(len(settings))]
+    return [found[number]._replace(seconds=dict(own.seconds)) for number, own in enumerate(times)]
 
 
 def _said(error: BaseException) -> str:
@@ -168,7 +183,16 @@ def _is_refusal(error: BaseException) -> bool:
     return isinstance(error, KernelRefused) or "KernelRefused(" in str(error)
 
 
-def trials(device: str, seed: int, seconds: float, most: int = 0, sizes_seed: int | None = None) -> Iterator[Outcome]:
+def trials(
+    device: str,
+    seed: int,
+    seconds: float,
+    most: int = 0,
+    sizes_seed: int | None = None,
+    *,
+    reference: str = "auto",
+    begun: Callable[[Sequence[Setting]], None] = lambda settings: None,
+) -> Iterator[Outcome]:
     """Draw settings and run them, a few interleaved at a time, until the time is up.
 
     Args:
@@ -176,17 +200,24 @@ def trials(device: str, seed: int, seconds: float, most: int = 0, sizes_seed: in
         seed: The seed of the settings; the same seed gives the same settings, in the same order.
         seconds: The time after which no new settings are started.
         most: The number of settings after which no new ones are started; 0 for any number.
-        sizes_seed: The seed of the sizes to draw from; None means the seed of the settings.
+        sizes_seed: The seed of the sizes to draw from, and on a GPU of the families of settings that share compiled
+            kernels; None means the seed of the settings.
+        reference: As in `trial`.
+        begun: A function that is called with settings before they are run.
     """
     generator = random.Random(seed)
     kernels = [kernel.name for kernel in ALL]
     if device == "cpu":
         kernels = ["aten", "eager"]
-    dtypes = ("bfloat16", "float16", "float32", "float32", "float64") if device == "cuda" else ("float32", "float64")
-    drawn_from = sizes(seed if sizes_seed is None else sizes_seed, device)
+    shared = seed if sizes_seed is None else sizes_seed
+    drawn_from, own_families = sizes(shared, device), families(shared, device, kernels)
     end, tried = time.monotonic() + seconds, 0
     while time.monotonic() < end and (not most or tried < most):
-        beside = [draw(generator, device, kernels, dtypes, drawn_from) for _ in range(_BESIDE_EACH_OTHER)]
-        for outcome in outcomes_of(beside):
+        beside = []
+        for _ in range(_BESIDE_EACH_OTHER):
+            like = generator.choice(own_families) if own_families else None
+            beside.append(draw(generator, device, kernels, DTYPES[device], drawn_from, like))
+        begun(beside)
+        for outcome in outcomes_of(beside, reference):
             tried += not outcome.refused
             yield outcome

@@ -6,24 +6,30 @@ import collections
 import contextlib
 import dataclasses
 import os
+import signal
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection, get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 import torch
 
 from gatewise.testing.trials.run import Outcome, outcomes_of, trials
 from gatewise.testing.trials.setting import Setting
 from gatewise.testing.trials.shrink import shrunk
+from gatewise.testing.trials.times import PARTS
 
 _MOST_SHRUNK = 2
 _MOST_WRONG = 40
 _SHRINKING = 60  # the maximum number of settings tried to reduce a failure
 _SHRINKING_SECONDS = 20.0
+_SLOW = 20.0  # seconds after which a setting is reported
+_HANGS = 60.0  # seconds after which a setting that does not end is a failure
 
 
 @dataclasses.dataclass
@@ -37,6 +43,11 @@ class Tally:
         kinds: The number of settings with each mode and kernel.
         wrong: For each failure, a small program that reproduces it, and a description of the original setting and
             error.
+        seconds: The seconds of all processes, for each of `times.PARTS`.
+        seconds_of_kinds: The seconds of the settings with each mode, kernel and cell.
+        slow: A description of each setting that took more than 20 seconds.
+        unfinished: A description of each setting that was still running when the time was over; those that ran for more
+            than a minute are in `wrong` instead.
     """
 
     tried: int = 0
@@ -44,17 +55,67 @@ class Tally:
     unjudged: int = 0
     kinds: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     wrong: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    seconds_of_kinds: dict[str, float] = dataclasses.field(default_factory=dict)
+    slow: list[str] = dataclasses.field(default_factory=list)
+    unfinished: list[str] = dataclasses.field(default_factory=list)
 
-    def add(self, other: Tally) -> None:
-        """Add the results of another process."""
-        self.tried += other.tried
-        self.refused += other.refused
-        self.unjudged += other.unjudged
-        self.kinds += other.kinds
-        self.wrong += other.wrong
+    def count(self, outcome: Outcome, program: str) -> None:
+        """Count the outcome of a setting.
+
+        Args:
+            outcome: The outcome.
+            program: A program that shows the failure, if it is one.
+        """
+        for part, seconds in outcome.seconds.items():
+            self.seconds[part] += seconds
+        setting, taken = outcome.setting, sum(outcome.seconds.values())
+        if taken > _SLOW:
+            parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in outcome.seconds.items())
+            self.slow.append(f"{taken:.1f} s ({parts}): {setting}")
+        if outcome.refused:
+            self.refused += 1
+            return
+        self.tried += 1
+        self.unjudged += outcome.unjudged
+        kinds = [f"mode {setting.mode}", f"kernel {setting.kernel}"]
+        self.kinds.update(kinds)
+        for kind in (*kinds, f"cell {setting.cell}"):
+            self.seconds_of_kinds[kind] = self.seconds_of_kinds.get(kind, 0.0) + taken
+        if outcome.lines:
+            self.wrong.append((program, f"{setting}: {_short(outcome.lines)}"))
+
+    def end(self, running: Sequence[Setting], seconds: float, reason: str) -> None:
+        """Count settings that a process did not finish.
+
+        Args:
+            running: The settings that the process was running, one of which may be the cause.
+            seconds: The time since they began.
+            reason: A description of what happened.
+        """
+        said = f"{reason} after {seconds:.0f} s of: {'; '.join(map(str, running))}"
+        if reason.startswith(_KILLED) and seconds < _HANGS:
+            self.unfinished.append(said)
+            return
+        names = ", ".join(map(str, running))
+        self.wrong.append((f"from gatewise.testing.trials import Setting, trial\n\ntrial({names})\n", said))
 
 
-def run_session(device: str, seed: int, seconds: float, most: int, processes: int, sizes: int | None = None) -> Tally:
+_KILLED = "still running when the time was over,"
+
+
+def run_session(
+    device: str,
+    seed: int,
+    seconds: float,
+    most: int,
+    processes: int,
+    sizes: int | None = None,
+    *,
+    reference: str = "auto",
+    grace: float = 30.0,
+    tally: Tally | None = None,
+) -> Tally:
     """Run trials in one or several processes, and return their combined results.
 
     Args:
@@ -64,46 +125,127 @@ def run_session(device: str, seed: int, seconds: float, most: int, processes: in
         most: The number of settings of all processes after which no new one is started; 0 for any number.
         processes: The number of processes, which are spread over the GPUs; 1 runs in the current process.
         sizes: The seed of the sizes to draw from, which all processes share; None means `seed`.
+        reference: The device of the float64 reference: "cpu", "gpu", or "auto" for the faster one.
+        grace: The seconds after `seconds` for which settings that are running may continue; then their processes are
+            ended. It has no effect with one process.
+        tally: The results to add to, which are complete at any time, also if this function is interrupted.
     """
+    tally = Tally() if tally is None else tally
     sizes = seed if sizes is None else sizes
     each = -(-most // processes)
     if processes == 1:
-        return _worker(device, seed, seconds, each, sizes, 0)
-    total = Tally()
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        tasks = [
-            pool.submit(_worker, device, seed + number, seconds, each, sizes, number) for number in range(processes)
-        ]
-        for task in tasks:
-            total.add(task.result())
-    return total
-
-
-def _worker(device: str, seed: int, seconds: float, most: int, sizes: int, number: int) -> Tally:
-    torch.set_num_threads(1)
-    if device == "cuda":
-        torch.cuda.set_device(number % torch.cuda.device_count())
-    tally = Tally()
-    with _process_group(device):
-        for outcome in trials(device, seed, seconds, most, sizes):
-            _count(tally, outcome)
-            if len(tally.wrong) == _MOST_WRONG:
-                break  # so many failures suggest that the process itself is broken
+        for outcome, program in _found(device, seed, seconds, each, sizes, 0, reference, lambda settings: None):
+            tally.count(outcome, program)
+        return tally
+    end, context = time.monotonic() + seconds, get_context("spawn")
+    running: dict[Connection, _Process] = {}
+    try:
+        for number in range(processes):
+            here, there = context.Pipe(duplex=False)
+            given = (there, device, seed + number, end, each, sizes, number, reference)
+            process = context.Process(target=_work, args=given, daemon=True)
+            process.start()
+            there.close()
+            running[here] = _Process(process)
+        while running and (left := end + grace - time.monotonic()) > 0:
+            for ready in connection.wait(list(running), left):
+                assert isinstance(ready, Connection)
+                try:
+                    goes_on = running[ready].receive(ready, tally)
+                except (EOFError, OSError):
+                    running[ready].died(tally)
+                    goes_on = False
+                if not goes_on:
+                    del running[ready]
+    finally:
+        for pipe, process in running.items():
+            process.stop(pipe, tally)
     return tally
 
 
-def _count(tally: Tally, outcome: Outcome) -> None:
-    if outcome.refused:
-        tally.refused += 1
-        return
-    tally.tried += 1
-    tally.unjudged += outcome.unjudged
-    tally.kinds.update([f"mode {outcome.setting.mode}", f"kernel {outcome.setting.kernel}"])
-    if outcome.lines:
-        said = f"{outcome.setting}: {_short(outcome.lines)}"
-        print(f"wrong: {said}", file=sys.stderr, flush=True)
-        setting = _smallest(outcome) if len(tally.wrong) < _MOST_SHRUNK else outcome.setting
-        tally.wrong.append((setting.program(), said))
+@dataclasses.dataclass
+class _Process:
+    """A process of the session, as seen by the one that counts.
+
+    Attributes:
+        process: The process.
+        settings: The settings that it is running.
+        since: The time at which these began.
+    """
+
+    process: BaseProcess
+    settings: Sequence[Setting] = ()
+    since: float = dataclasses.field(default_factory=time.monotonic)
+
+    def receive(self, pipe: Connection, tally: Tally) -> bool:
+        """Count what the process has sent; return whether it goes on."""
+        kind, *sent = pipe.recv()
+        if kind == "begun":
+            (self.settings,), self.since = sent, time.monotonic()
+        elif kind == "found":
+            tally.count(*sent)
+        elif kind == "failed":
+            tally.end(self.settings, time.monotonic() - self.since, sent[0])
+        return kind in ("begun", "found")
+
+    def died(self, tally: Tally) -> None:
+        """Count the settings of a process that ended without a word."""
+        self.process.join(5)
+        tally.end(self.settings, time.monotonic() - self.since, f"process ended with {self.process.exitcode}")
+
+    def stop(self, pipe: Connection, tally: Tally) -> None:
+        """Count what the process has sent before, and end it."""
+        with contextlib.suppress(EOFError, OSError):
+            while pipe.poll():
+                if not self.receive(pipe, tally):
+                    return
+        self.process.kill()
+        if self.settings:
+            tally.end(self.settings, time.monotonic() - self.since, _KILLED)
+
+
+def _work(
+    pipe: Connection, device: str, seed: int, end: float, most: int, sizes: int, number: int, reference: str
+) -> None:
+    """Run trials in a process of its own, and send what is found."""
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the session ends its processes itself
+        signal.signal(ignored, signal.SIG_IGN)
+    seconds = end - time.monotonic()  # the clock is that of the machine; imports have taken some of the time
+    try:
+        begun: Callable[[Sequence[Setting]], Any] = lambda settings: pipe.send(("begun", settings))  # noqa: E731
+        for found in _found(device, seed, seconds, most, sizes, number, reference, begun):
+            pipe.send(("found", *found))
+    except Exception as error:  # noqa: BLE001  whatever it is, the session has to know
+        pipe.send(("failed", f"{type(error).__name__}: {error}"))
+    else:
+        pipe.send(("done",))
+
+
+def _found(
+    device: str,
+    seed: int,
+    seconds: float,
+    most: int,
+    sizes: int,
+    number: int,
+    reference: str,
+    begun: Callable[[Sequence[Setting]], Any],
+) -> Iterator[tuple[Outcome, str]]:
+    """Yield outcomes, each with a program that shows the failure, if it is one."""
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(number % torch.cuda.device_count())
+    wrong = 0
+    with _process_group(device):
+        for outcome in trials(device, seed, seconds, most, sizes, reference=reference, begun=begun):
+            program = ""
+            if outcome.lines:
+                wrong += 1
+                print(f"wrong: {outcome.setting}: {_short(outcome.lines)}", file=sys.stderr, flush=True)
+                program = (_smallest(outcome) if wrong <= _MOST_SHRUNK else outcome.setting).program()
+            yield outcome, program
+            if wrong == _MOST_WRONG:
+                return  # so many failures suggest that the process itself is broken
 
 
 def _short(lines: Sequence[str]) -> str:

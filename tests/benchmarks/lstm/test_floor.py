@@ -11,6 +11,7 @@ from gatewise.benchmarks.precision import LAYER_PRECISIONS
 from gatewise.cells import SHIPPED, Cell
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
+from tests.pairwise import each_value, pairwise
 
 BF16, FP32 = LAYER_PRECISIONS["bf16"], LAYER_PRECISIONS["fp32"]
 DEVICE = Device.named("h200").replace(
@@ -54,9 +55,11 @@ def test_training_adds_a_loop_and_the_products_of_backward() -> None:
     assert both.seconds == both.loop + both.around
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "inference"])
-@pytest.mark.parametrize("case", LSTM_GRID, ids=lambda case: case.name)
-@pytest.mark.parametrize("cell", SHIPPED, ids=repr)
+@pytest.mark.parametrize(
+    ("case", "cell", "training"),
+    each_value(pairwise(LSTM_GRID, SHIPPED, [True, False]), times=2),
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_loop_and_products_are_all_of_the_arithmetic(case: LSTMCase, training: bool, cell: Cell) -> None:
     size, tokens, gates = case.hidden_size, case.time * case.batch, len(cell.gates)
     options = {"num_layers": case.num_layers, "bidirectional": case.directions == 2, "cell": cell}

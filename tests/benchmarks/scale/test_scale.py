@@ -6,8 +6,13 @@ import contextlib
 import dataclasses
 import json
 import math
+import runpy
+import subprocess
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
 
 import pytest
 
@@ -20,7 +25,7 @@ from gatewise.benchmarks import record
 from gatewise.benchmarks.cases import LanguageModelCase
 from gatewise.benchmarks.publication import publication
 from gatewise.benchmarks.record import MEASURED, WRONG, Record, Run
-from gatewise.benchmarks.scale import picture, report, worker
+from gatewise.benchmarks.scale import launch, picture, report, worker
 from gatewise.benchmarks.scale.launch import WorkersFailed, answers
 from gatewise.benchmarks.scale.ways import OTHERS, WAYS, named
 from gatewise.benchmarks.scale.worker import Task
@@ -28,6 +33,7 @@ from gatewise.cli.bench import app
 from gatewise.contract.errors import ArgumentError
 from gatewise.selection.timing import Timing
 from gatewise.training.processes import Processes
+from tests.programs import Agent
 
 TINY = LanguageModelCase("tiny", 8, dropout=0.5, clip_norm=5.0, initial_scale=0.3, time=4, batch=1)
 TASK = Task(TINY, 20, (3,), ("nn.LSTM, DDP", "gatewise train lm"), "fp32", "cpu", runs=2, calls=1, answers="")
@@ -47,7 +53,24 @@ def lines_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.slow
+def run_module(name: str, *words: str) -> None:
+    sys.argv = [name, *words]
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start torchrun and its processes fast."""
+
+    def start(command: list[str], stdout: IO[str], **_: object) -> Agent:
+        place = command.index("-m", 3)
+        assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
+        return Agent(command[3:place], stdout.name, run_module, *command[place + 1 :])
+
+    monkeypatch.setattr(launch, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": start}))
+
+
+@pytest.mark.usefixtures("forked")
 def test_a_run_on_one_and_two_processes_and_its_report(tmp_path: Path) -> None:
     ran = call("--quick", "--device", "cpu", "--batch", "2", "--batch", "3", "--plot", "pictures/scale")
     assert ran.exit_code == 0, ran.stdout
@@ -70,7 +93,7 @@ def test_a_run_on_one_and_two_processes_and_its_report(tmp_path: Path) -> None:
     assert (tmp_path / "benchmarks/reports/scale_quick.md").read_text().startswith("# `gatewise bench scale`")
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_all_other_rows_have_the_losses_of_the_first(tmp_path: Path) -> None:
     options = [word for way in OTHERS for word in ("--way", way.name)]
     ran = call("--quick", "--device", "cpu", "--processes", "2", "--runs", "1", *options)
@@ -158,10 +181,10 @@ worker.main()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_a_row_that_becomes_nan_in_one_process_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "diverging_worker.py").write_text(DIVERGING)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     found = [each for each in answers(TASK, 2, 60.0, "diverging_worker") if "way" in each]
     assert [each["way"] for each in found] == list(TASK.ways)
     for answer in found:
@@ -185,7 +208,6 @@ worker.main()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("action", "limit", "message"),
     [
@@ -195,13 +217,19 @@ worker.main()
             "one of 2 processes failed while measuring 'this row', batch 3: the reason",
         ),
         ("os.kill(os.getpid(), signal.SIGKILL)", 60, "2 processes ended with status 1 while measuring 'this row'"),
-        ("time.sleep(600)", 25, "2 processes gave no answer for 25 seconds while measuring 'this row', batch 3. Give"),
+        ("time.sleep(600)", 8, "2 processes gave no answer for 8 seconds while measuring 'this row', batch 3. Give"),
     ],
     ids=["fails", "is killed", "hangs"],
 )
-def test_processes_that_fail_end_the_benchmark_in_a_sentence(tmp_path, monkeypatch, action, limit, message) -> None:
+def test_processes_that_fail_end_the_benchmark_in_a_sentence(
+    tmp_path, monkeypatch, request, action, limit, message
+) -> None:
     (tmp_path / "failing_worker.py").write_text(FAILING.replace("ACTION", action))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    if "raise" in action:  # torchrun's command itself, once
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    else:
+        request.getfixturevalue("forked")
+        monkeypatch.syspath_prepend(tmp_path)
     began, coming = time.monotonic(), answers(TASK, 2, limit, "failing_worker")
     found = [next(coming)]
     with pytest.raises(WorkersFailed) as failure:

@@ -11,7 +11,7 @@ import gatewise
 from gatewise.contract.device import Device
 from gatewise.interop import systemml
 from gatewise.selection.admit import verdicts
-from tests.pairwise import pairwise
+from tests.pairwise import each_value, pairwise
 
 ALLOWED = {np.float64: 1e-9, np.float32: 1e-3}
 NAMES = ("out", "c", "dX", "dW", "db", "dout0", "dc0")
@@ -60,7 +60,9 @@ def skip_if_refused(kernel, device, dtype, shape):
 
 
 @pytest.mark.parametrize(
-    ("shape", "sequences", "dtype"), pairwise(reference.SHAPES, [True, False], [np.float64, np.float32]), ids=name_of
+    ("shape", "sequences", "dtype"),
+    each_value(pairwise(reference.SHAPES, [True, False], [np.float64, np.float32])),
+    ids=name_of,
 )
 @pytest.mark.parametrize("device", DEVICES)
 def test_dense(kernel, device, dtype, sequences, shape):
@@ -81,7 +83,9 @@ LARGE = next(shape for shape in reference.SHAPES if shape[3] > 1000)
 
 
 @pytest.mark.parametrize(
-    ("shape", "density", "which", "sequences"), [*SPARSE, (LARGE, 0.05, "both", True)], ids=name_of
+    ("shape", "density", "which", "sequences"),
+    [*each_value(SPARSE, (1, 2)), (LARGE, 0.05, "both", True)],
+    ids=name_of,
 )
 @pytest.mark.parametrize("device", DEVICES)
 def test_sparse_of_scipy(device, which, density, sequences, shape):

@@ -1,23 +1,12 @@
 // CUDA's threads on the CPU: each one is a fiber, which runs until it waits for others of its warp or block.
 //
-// The text of this file precedes the C++ of a source. FIBERS_MOST is the largest number of blocks of a launch. Warps run in
-// a random order, so that a missing barrier shows.
+// Warps run in a random order, so that a missing barrier shows.
 #include <algorithm>
 #include <csetjmp>
 #include <cstdio>
 #include <memory>
 #include <ucontext.h>
 #include <vector>
-
-static Index gridDim;
-struct alignas(16) uint4 { unsigned x, y, z, w; };
-struct alignas(8) uint2 { unsigned x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-template <class A> inline A max(A a, A b) { return a > b ? a : b; }
-template <class A> inline A min(A a, A b) { return a < b ? a : b; }
 
 struct Barrier {
     int members, arrived = 0;
@@ -35,32 +24,30 @@ struct Block {
     std::vector<float4> shared;
 };
 
-struct Fiber {
+struct Running : Fiber {
     ucontext_t context;
     jmp_buf place;
-    Index thread, block;
-    int number, warp, lane;
-    bool begun, done;
 };
 
-static std::vector<Fiber> fibers;
+static std::vector<Running> fibers;
 static std::vector<Block> blocks;
 static std::vector<std::unique_ptr<char[]>> stacks;
-static Fiber* current;
+Fiber* current;
+static Running* running;
 static jmp_buf scheduler;
 
 static Block& own_block() { return blocks[current->number]; }
 static Warp& own_warp() { return own_block().warps[current->warp]; }
 
 // A fiber begins with setcontext; jumps are much faster than swapcontext, which calls the kernel to set signal masks.
-__attribute__((noinline)) static void resume(Fiber& own) {
+__attribute__((noinline)) static void resume(Running& own) {
     if (_setjmp(scheduler)) return;
     if (own.begun) _longjmp(own.place, 1);
     own.begun = true;
     setcontext(&own.context);
 }
 __attribute__((noinline)) static void leave() {
-    if (!_setjmp(current->place)) _longjmp(scheduler, 1);
+    if (!_setjmp(running->place)) _longjmp(scheduler, 1);
 }
 
 static void wait(Barrier& barrier) {
@@ -72,22 +59,27 @@ static void wait(Barrier& barrier) {
     while (barrier.passed == passed) leave();
 }
 
-inline void __syncthreads() { wait(own_block().barrier); }
-inline void __syncwarp() { wait(own_warp().barrier); }
-inline void __threadfence() {}
-inline long long clock64() {
+void __syncthreads() { wait(own_block().barrier); }
+void __syncwarp() { wait(own_warp().barrier); }
+long long clock64() {
     static long long now = 0;
     return now += 1000;
 }
 
-inline unsigned atomicAdd(unsigned* at, unsigned value) {
+unsigned atomicAdd(unsigned* at, unsigned value) {
     const unsigned before = *at;
     *at += value;
     return before;
 }
-inline int atomicMax(int* at, int value) {
+int atomicMax(int* at, int value) {
     const int before = *at;
     *at = max(before, value);
+    return before;
+}
+
+unsigned atomicInc(unsigned* at, unsigned most) {
+    const unsigned before = *at;
+    *at = before >= most ? 0 : before + 1;
     return before;
 }
 
@@ -103,24 +95,31 @@ static auto of_warp(unsigned own, Function function) {
 }
 
 using Lanes = unsigned[32][6];
-inline bool __any_sync(unsigned, bool own) {
+bool __any_sync(unsigned, bool own) {
     return of_warp(own, [](Lanes& all) { return std::any_of(all, all + 32, [](auto& each) { return each[0]; }); });
 }
-inline bool __all_sync(unsigned, bool own) {
+bool __all_sync(unsigned, bool own) {
     return of_warp(own, [](Lanes& all) { return std::all_of(all, all + 32, [](auto& each) { return each[0]; }); });
 }
-inline unsigned __reduce_max_sync(unsigned, unsigned own) {
+unsigned __reduce_max_sync(unsigned, unsigned own) {
     return of_warp(own, [](Lanes& all) { return (*std::max_element(all, all + 32, [](auto& a, auto& b) { return a[0] < b[0]; }))[0]; });
 }
 static unsigned from_lane(unsigned own, int lane) {
     return of_warp(own, [=](Lanes& all) { return all[lane & 31][0]; });
 }
-inline unsigned __shfl_xor_sync(unsigned, unsigned own, int by) { return from_lane(own, current->lane ^ by); }
-inline float __shfl_xor_sync(unsigned, float own, int by) { return __uint_as_float(from_lane(__float_as_uint(own), current->lane ^ by)); }
-inline float __shfl_sync(unsigned, float own, int lane) { return __uint_as_float(from_lane(__float_as_uint(own), lane)); }
-inline unsigned __shfl_down_sync(unsigned, unsigned own, int by) { return from_lane(own, min(current->lane + by, 31)); }
+unsigned __shfl_xor_sync(unsigned, unsigned own, int by) { return from_lane(own, current->lane ^ by); }
+float __shfl_xor_sync(unsigned, float own, int by) { return __uint_as_float(from_lane(__float_as_uint(own), current->lane ^ by)); }
+double __shfl_xor_sync(unsigned, double own, int by) {
+    unsigned words[2];
+    std::memcpy(words, &own, 8);
+    for (unsigned& word : words) word = from_lane(word, current->lane ^ by);
+    std::memcpy(&own, words, 8);
+    return own;
+}
+float __shfl_sync(unsigned, float own, int lane) { return __uint_as_float(from_lane(__float_as_uint(own), lane)); }
+unsigned __shfl_down_sync(unsigned, unsigned own, int by) { return from_lane(own, min(current->lane + by, 31)); }
 
-inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
     const unsigned long long both = (unsigned long long)high << 32 | low;
     unsigned word = 0;
     for (int i = 0; i < 4; ++i) word |= (unsigned)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
@@ -128,7 +127,7 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
 }
 
 // The larger magnitude of each half of two words with two half-precision numbers; a NaN is ignored.
-static unsigned larger_halves(unsigned most, unsigned pair) {
+unsigned larger_halves(unsigned most, unsigned pair) {
     auto larger = [](unsigned one, unsigned other) { return other > 0x7c00 ? one : one > 0x7c00 ? other : max(one, other); };
     return larger(most & 0xffff, pair & 0x7fff) | larger(most >> 16, pair >> 16 & 0x7fff) << 16;
 }
@@ -137,8 +136,8 @@ static unsigned larger_halves(unsigned most, unsigned pair) {
 // of 8 bytes for each block, the address is their number. An address of another block of a cluster has its number, too.
 constexpr unsigned OUTSIDE = 1u << 31, OF_BLOCK = 1u << 24;
 static std::vector<const char*> outside;
-static char* shared_memory() { return (char*)own_block().shared.data(); }
-inline unsigned __cvta_generic_to_shared(const void* pointer) {
+char* shared_memory() { return (char*)own_block().shared.data(); }
+unsigned __cvta_generic_to_shared(const void* pointer) {
     const long long place = (const char*)pointer - shared_memory();
     if (place >= 0 && place < (long long)own_block().shared.size() * 16) return place;
     const char* const first = (const char*)pointer - current->number * 8;
@@ -151,8 +150,8 @@ inline unsigned __cvta_generic_to_shared(const void* pointer) {
 // The blocks of a cluster follow each other.
 static int cluster_size = 1;
 static std::vector<Barrier> clusters;
-static unsigned rank_in_cluster() { return blockIdx.x % cluster_size; }
-static unsigned address_of_rank(unsigned address, unsigned rank) {
+unsigned rank_in_cluster() { return blockIdx.x % cluster_size; }
+unsigned address_of_rank(unsigned address, unsigned rank) {
     return address | (current->number - rank_in_cluster() + rank + 1) * OF_BLOCK;
 }
 static char* pointer_to(unsigned address) {
@@ -160,39 +159,30 @@ static char* pointer_to(unsigned address) {
     const unsigned place = address % OF_BLOCK;
     return address & OUTSIDE ? (char*)outside[place] + number * 8 : (char*)blocks[number].shared.data() + place;
 }
-static void wait_for_cluster() { wait(clusters[current->number / cluster_size]); }
+void wait_for_cluster() { wait(clusters[current->number / cluster_size]); }
 
-// A barrier that counts one arrival, and the bytes that arrive, in each phase.
-struct Arrival {
-    int bytes;
-    short pending, phase;
-    void check() {
-        if (pending == 0 && bytes == 0) pending = 1, phase ^= 1;
-    }
-};
-static_assert(sizeof(Arrival) == 8, "a word of 64 bits");
-static Arrival& arrival_at(unsigned address) { return *(Arrival*)pointer_to(address); }
-static void expect(unsigned at, unsigned bytes) {
+Arrival& arrival_at(unsigned address) { return *(Arrival*)pointer_to(address); }
+void expect(unsigned at, unsigned bytes) {
     arrival_at(at).bytes += bytes, arrival_at(at).pending -= 1;
     arrival_at(at).check();
 }
-static void send_to(unsigned to, float x, float y, float z, float w, unsigned at) {
+void send_to(unsigned to, float x, float y, float z, float w, unsigned at) {
     const float values[4] = {x, y, z, w};
     std::memcpy(pointer_to(to), values, 16);
     arrival_at(at).bytes -= 16;
     arrival_at(at).check();
 }
-static bool has_phase_ended(unsigned at, unsigned parity) {
+bool has_phase_ended(unsigned at, unsigned parity) {
     if (arrival_at(at).phase != (short)parity) return true;
     leave();
     return false;
 }
-static void copy_to_shared(unsigned to, const void* from, int bytes, int existing) {
+void copy_to_shared(unsigned to, const void* from, int bytes, int existing) {
     std::memset(shared_memory() + to, 0, bytes);
     std::memcpy(shared_memory() + to, from, existing);
 }
 
-static uint4 load_transposed(unsigned row) {
+uint4 load_transposed(unsigned row) {
     const int lane = current->lane;
     unsigned found[4];
     for (int matrix = 0; matrix < 4; ++matrix)
@@ -220,18 +210,25 @@ static void multiply_fragments(float (&sum)[4], const unsigned (&a)[4], unsigned
         }
     wait(warp.barrier);
 }
-static void multiply_tf32(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+void multiply_tf32(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     multiply_fragments<1>(sum, a, b0, b1, [](unsigned word, int) { return __uint_as_float(word & 0xffffe000); });
 }
-static void multiply_f16(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+void multiply_f16(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     multiply_fragments<2>(sum, a, b0, b1, [](unsigned word, int part) { return of_half(word >> 16 * part); });
 }
-static void multiply_bf16(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+void multiply_bf16(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     multiply_fragments<2>(sum, a, b0, b1, [](unsigned word, int part) { return __uint_as_float(word >> 16 * part << 16); });
 }
 
+static void (*entry)();
+static void enter() {
+    entry();
+    current->done = true;
+    leave();
+}
+
 // Runs blocks beside each other; returns whether all threads came to their end.
-static bool run_together(const std::vector<Index>& places, int threads, int bytes, void (*enter)()) {
+static bool run_together(const std::vector<Index>& places, int threads, int bytes) {
     constexpr int STACK = 1 << 16, MOST_ROUNDS = 1 << 22;
     blocks.assign(places.size(), {});
     clusters.assign(places.size() / cluster_size, {cluster_size * threads});
@@ -243,7 +240,7 @@ static bool run_together(const std::vector<Index>& places, int threads, int byte
         const float nothing = __uint_as_float(0x7fc00000u);
         blocks[number].shared.assign(bytes / 16 + 1, {nothing, nothing, nothing, nothing});
         for (int thread = 0; thread < threads; ++thread) {
-            Fiber& own = fibers[number * threads + thread];
+            Running& own = fibers[number * threads + thread];
             own.thread = {(unsigned)thread, 0, 0}, own.block = places[number];
             own.number = number, own.warp = thread / 32, own.lane = thread % 32, own.begun = own.done = false;
             getcontext(&own.context);
@@ -258,10 +255,23 @@ static bool run_together(const std::vector<Index>& places, int threads, int byte
         const unsigned first = (random >> 8) % groups * 32;
         for (unsigned i = first; i < first + 32; ++i) {
             if (fibers[i].done) continue;
-            current = &fibers[i], threadIdx = current->thread, blockIdx = current->block;
-            resume(*current);
+            current = running = &fibers[i], threadIdx = current->thread, blockIdx = current->block;
+            resume(*running);
         }
         if (round % 64 == 0 && std::all_of(fibers.begin(), fibers.end(), [](auto& each) { return each.done; })) return true;
     }
     return false;
+}
+
+bool run_grid(Index grid, int threads, int bytes, unsigned together, int cluster, void (*of_thread)()) {
+    entry = of_thread, cluster_size = cluster, gridDim = grid, blockDim = {(unsigned)threads, 1, 1};
+    const unsigned count = grid.x * grid.y * grid.z;
+    std::vector<Index> places;
+    for (unsigned number = 0; number < count; ++number) {
+        places.push_back({number % grid.x, number / grid.x % grid.y, number / (grid.x * grid.y)});
+        if (places.size() < together && number + 1 < count) continue;
+        if (!run_together(places, threads, bytes)) return false;
+        places.clear();
+    }
+    return true;
 }

@@ -20,7 +20,7 @@ from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.factors import copies, halves
 from gatewise.kernels.persistent import launches
 from gatewise.kernels.persistent.launches import auxiliary, compiled, failure
-from tests.kernels.cuda_on_cpu import COMMON, PRELUDE, compile_cpp, precompiled, write_sources
+from tests.kernels.cuda_on_cpu import COMMON, PRELUDE, compile_cpp, compiled_object, precompiled, write_sources
 from tests.kernels.persistent.emulation import emulate, fill_unwritten
 
 _REAL = {
@@ -31,7 +31,9 @@ _REAL = {
         *("write_operands", "longest_first", "activate"),
     )
 }
-_FIBERS = (Path(__file__).parent / "fibers.cpp").read_text()
+_HERE = Path(__file__).parent
+_PRELUDE = PRELUDE + (_HERE / "fibers.h").read_text()
+_OPTIONS = ("-Og", "-fno-strict-aliasing", "-w")
 _MOST_BLOCKS = 32
 _DYNAMIC = "extern __shared__ float4 shared[];"
 _STATIC = re.compile(r"__shared__ ([\w ]+?) (\w+)(\[[^\]]*\])?;")
@@ -70,22 +72,10 @@ _RUN = """
 #define SPLIT 1
 #endif
 static const {struct}* given;
-static void enter() {{
-    {entry}(*given);
-    current->done = true;
-    leave();
-}}
+static void enter() {{ {entry}(*given); }}
 extern "C" bool run(const {struct}* arguments, unsigned x, unsigned y, unsigned z, int threads, int bytes) {{
-    cluster_size = SPLIT;
-    given = arguments, gridDim = {{x, y, z}}, blockDim = {{(unsigned)threads, 1, 1}};
-    std::vector<Index> places;
-    for (unsigned number = 0; number < x * y * z; ++number) {{
-        places.push_back({{number % x, number / x % y, number / (x * y)}});
-        if (places.size() < {together} && number + 1 < x * y * z) continue;
-        if (!run_together(places, threads, bytes, enter)) return false;
-        places.clear();
-    }}
-    return true;
+    given = arguments;
+    return run_grid({{x, y, z}}, threads, bytes, {together}, SPLIT, enter);
 }}
 """
 
@@ -118,6 +108,9 @@ class SourcesOnCpu:
         self._asked[name] = asked
         return name
 
+    def prepared(self, *given):
+        return functools.partial(self.launch, *given)
+
     def launch(self, binary, entry, shape, arguments, device):
         self.launched.append(entry)
         grid, flag = shape.grid, failure.flag(None)
@@ -126,22 +119,24 @@ class SourcesOnCpu:
 
 
 @functools.cache
+def _fibers():
+    return compiled_object(f'{COMMON}#include "{_HERE / "fibers.cpp"}"\n', precompiled(_PRELUDE, _OPTIONS), _OPTIONS)
+
+
+@functools.cache
 def _built(source, macros, code):
     folder = Path(tempfile.mkdtemp())
     write_sources(source, folder, _STATEMENTS)
     for path in folder.iterdir():
-        text = path.read_text().replace(_DYNAMIC, "float4* const shared = own_block().shared.data();")
+        text = path.read_text().replace(_DYNAMIC, "float4* const shared = (float4*)shared_memory();")
         path.write_text(_STATIC.sub(_of_each_block, text))
     entry, struct = _ENTRY.search(source.read_text()).groups()
     # The blocks of other sources do not wait for each other.
     together = _MOST_BLOCKS if "STACKED" in dict(macros) else 1
     run = _RUN.format(entry=entry, struct=struct, together=together)
     text = [COMMON, f"#define CELL_CODE {code}\n", (folder / source.name).read_text(), run]
-    options = ("-Og", "-fno-strict-aliasing", "-w")
-    common = precompiled(PRELUDE + _FIBERS, options)
-    found = compile_cpp(
-        "".join(text), folder, common, (*options, *(f"-D{macro}={value}" for macro, value in macros))
-    ).run
+    options = *_OPTIONS, *(f"-D{macro}={value}" for macro, value in macros)
+    found = compile_cpp("".join(text), folder, precompiled(_PRELUDE, _OPTIONS), options, [_fibers()]).run
     found.restype = ctypes.c_bool
     return found
 
@@ -177,6 +172,7 @@ def launch_on_cpu(monkeypatch, device):
     monkeypatch.setattr(failure, "raise_if_given_up", lambda index: None)
     monkeypatch.setattr(driver, "launch", sources.launch)
     monkeypatch.setattr(driver, "fill_with_ones", fill_unwritten)
+    monkeypatch.setattr(driver, "prepared", sources.prepared)
     monkeypatch.setattr(toolchain, "compile_source", sources.compile)
     monkeypatch.setattr(Device, "probe", classmethod(lambda cls, asked: device))
     for remembered in (

@@ -10,6 +10,7 @@ import torch
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.cuda import toolchain
+from gatewise.kernels.factors import copies
 from gatewise.kernels.persistent import dry_run, launches
 from gatewise.kernels.persistent.launches import builds, forward_launch, launch_of
 
@@ -80,6 +81,32 @@ def test_what_is_built_ahead_is_what_a_call_launches(monkeypatch, changes):
         monkeypatch.setattr(launches, name, recorded(getattr(launches, name)))
     dry_run._memory_of.__wrapped__(problem, device)
     assert {launch.source for launch in asked} == {launch.source for launch in builds.launches_of(problem, device)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, []),
+        ({"layout": Layout.DEVICE_LENGTHS}, [("operands", 16, False)]),
+        ({"resets": True, "dtype": torch.float32}, [("operands", 16, True)]),
+        ({"layout": Layout.DEVICE_LENGTHS, "needs_grad": False}, []),
+        ({"hidden_size": 650, "input_size": 200}, [("fit", 4, False)]),
+        ({"hidden_size": 650, "layout": Layout.DEVICE_LENGTHS}, [("fit", 4, False), ("operands", 4, False)]),
+        ({"input_size": 33}, [("fit", 2, False)]),
+    ],
+    ids=str,
+)
+def test_copies_are_built_for_the_sizes_of_the_call(changes, expected):
+    found = builds.copies_of(PROBLEM.replace(**changes), Device.named("h200"))
+    assert [(each.name, each.word, each.resets) for each in found] == expected
+
+
+def test_a_copy_is_compiled_from_the_cache(monkeypatch):
+    asked = []
+    monkeypatch.setattr(toolchain, "compile_source", lambda *given: asked.append(given) or b"code")
+    assert copies.Copying("fit", 8, "sm_90").compile() == b"code"
+    ((source, *others),) = asked
+    assert (source.name, *others) == ("fit.cu", "sm_90", {"BYTES": 8, "RESETS": 0, "HALVES": 0})
 
 
 def test_the_same_code_is_compiled_once_and_all_of_it_by_the_end():

@@ -182,6 +182,27 @@ def test_a_recording_belongs_to_the_addresses_of_its_masks(sources, monkeypatch)
         assert all(torch.equal(found[name], value) for name, value in results[0].items())
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [masked(LSTM(), {"zoneout": (0.5, 0.0)}), masked(LSTM(), "zoneout"), masked(GRU(), "zoneout")],
+    ids=lambda cell: cell.name,
+)
+@pytest.mark.parametrize("step", [0, 2, 5])
+def test_nan_is_where_the_oracle_has_it(sources, cell, step):
+    """A unit that keeps its hidden state is NaN, too, where the new one is."""
+    problem = PROBLEM.replace(cell=cell, batch=4, hidden_size=3)
+    inputs = testing.make_inputs(problem)
+    inputs.x[step, 1, 0] = torch.nan
+    inputs.masks[0][step, 1] = torch.tensor([True, False, True])
+    gradients = testing.make_gradients(problem, inputs)
+    found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+    expected = testing.named(problem, *testing.oracle(problem, inputs, gradients))
+    assert expected["y"][step:, 1].isnan().all()
+    for name, value in expected.items():
+        assert torch.equal(found[name].isnan(), value.isnan()), name
+        assert testing.relative_error(found[name], value) < 3e-5, name
+
+
 class _BeginsAtOne(Cell):
     """An LSTM without output gate, whose state c is one where an episode begins."""
 

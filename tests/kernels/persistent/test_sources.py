@@ -33,17 +33,19 @@ def compiled(name, architecture, cut, *, float16=False, ragged=False, resets=Fal
 
 # No source asks for an architecture: what differs is how a device cuts the matrices.
 @pytest.mark.parametrize(
-    ("name", "architecture", "value_bytes", "cell"),
-    each_value(pairwise(["forward", "backward"], [*ARCHITECTURES], [2, 4], FUSED), (0, 1), (0, 3)),
+    ("name", "architecture", "value_bytes", "ragged", "resets", "cell"),
+    each_value(
+        pairwise(["forward", "backward"], [*ARCHITECTURES], [2, 4], [False, True], [False, True], FUSED), (0, 4), (0, 5)
+    ),
     ids=str,
 )
-def test_compiles(name, architecture, value_bytes, cell):
+def test_compiles(name, architecture, value_bytes, ragged, resets, cell):
     device = Device.named(ARCHITECTURES[architecture])
     if architecture == "sm_120":
         device = device.replace(capability=(12, 0))
     float16 = architecture in ("sm_86", "sm_90") and value_bytes == 2
     cut = tiling(200, 20, 2, device, name == "backward", value_bytes)
-    binary, taken = compiled(name, architecture, cut, float16=float16, ragged=not float16, cell=cell)
+    binary, taken = compiled(name, architecture, cut, float16=float16, ragged=ragged, resets=resets, cell=cell)
     assert binary[:4] == b"\x7fELF"
     assert taken.registers <= 255
     assert taken.spilled_bytes == 0
@@ -75,17 +77,6 @@ def test_next_to_nothing_spills_in_float32(size, name, cell):
     _, taken = compiled(name, "sm_90", cut, cell=cell)
     assert taken.registers >= cut.weight_registers
     assert taken.spilled_bytes <= 16
-
-
-@pytest.mark.parametrize(
-    ("name", "architecture", "value_bytes", "ragged", "cell"),
-    each_value(pairwise(["forward", "backward"], [*ARCHITECTURES], [2, 4], [False, True], FUSED)),
-    ids=str,
-)
-def test_compiles_with_resets(name, architecture, value_bytes, ragged, cell):
-    cut = tiling(200, 20, 2, Device.named(ARCHITECTURES[architecture]), name == "backward", value_bytes)
-    _, taken = compiled(name, architecture, cut, ragged=ragged, resets=True, cell=cell)
-    assert taken.spilled_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -204,17 +195,17 @@ def test_one_row_takes_no_tensor_cores(name):
     assert compiled(name, "sm_90", dataclasses.replace(cut, one_row=False))[0] != by_itself
 
 
-@pytest.mark.parametrize("word", [2, 4, 8, 16])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "word"), each_value(pairwise([*ARCHITECTURES], [2, 4, 8, 16])))
 def test_fitting_compiles(architecture, word):
     _, taken = toolchain.compile_afresh(copies.SOURCES / "fit.cu", architecture, {"BYTES": word, "HALVES": 0})
     assert taken.spilled_bytes == 0
 
 
-@pytest.mark.parametrize(("hidden", "batch"), [(128, 16), (512, 64), (1024, 1)])
-@pytest.mark.parametrize("name", ["forward", "backward"])
-def test_next_to_nothing_spills_with_exact_products(name, hidden, batch):
-    cut = tiling(hidden, batch, 1, Device.named("h200"), name == "backward", 4, True)
+@pytest.mark.parametrize(
+    ("size", "name"), each_value(pairwise([(128, 16), (512, 64), (1024, 1)], ["forward", "backward"])), ids=str
+)
+def test_next_to_nothing_spills_with_exact_products(size, name):
+    cut = tiling(*size, 1, Device.named("h200"), name == "backward", 4, True)
     _, taken = compiled(name, "sm_90", cut)
     assert taken.registers >= cut.weight_registers
     assert taken.spilled_bytes <= 16

@@ -5,11 +5,13 @@ import torch
 
 pytest.importorskip("cuda.core", reason="needs the extra `cuda`: pip install 'gatewise[cuda]'")
 
-from gatewise.cells import LSTM, LayerNormLSTM, Regularised
+from gatewise.cells import LSTM, SHIPPED, LayerNormLSTM, Regularised
 from gatewise.derivation.device import device_code
 from gatewise.derivation.row import row_code
+from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.cuda.formats import NUMBERS
+from gatewise.kernels.stepwise import single
 from gatewise.kernels.stepwise.launch import SOURCES, macros_of, row_macros
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from tests.kernels.cell_code import FUSED, ROWS
@@ -77,3 +79,21 @@ def test_rows_compile(name, architecture, dtype, cell, table):
     assert taken.spilled_bytes == 0
     for entry in ("enter", "advance") if table else ():
         assert f"{entry}_{name}".encode() in binary
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "cell", "rows", "warps", "narrow"),
+    each_value(
+        pairwise(ARCHITECTURES, [*NUMBERS], [*filter(is_pointwise, SHIPPED)], (1, 2, 4, 8), (1, 2, 4), (False, True)),
+        (0, 1),
+        (1, 3),
+    ),
+    ids=str,
+)
+def test_single_steps_compile(architecture, dtype, cell, rows, warps, narrow):
+    widest = 16 // dtype.itemsize
+    macros = single.macros_of(dtype, 1 if narrow else widest, widest, rows, warps)
+    binary, taken = toolchain.compile_afresh(SOURCES / "single.cu", architecture, macros, row_code(cell))
+    assert b"single_step" in binary
+    assert taken.spilled_bytes == 0
+    assert taken.registers <= 224

@@ -1,6 +1,7 @@
 """Settings are drawn from every option, reproducibly."""
 
 import dataclasses
+import functools
 import random
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from gatewise.cells import SHIPPED
 from gatewise.contract.pytorch import LAYERS
 from gatewise.testing.trials import Setting, draw, sizes
+from gatewise.testing.trials.draw import families
 
 KERNELS = ["persistent", "cudnn", "stepwise", "aten", "eager"]
 DTYPES = ["bfloat16", "float16", "float32", "float64"]
@@ -16,6 +18,11 @@ DTYPES = ["bfloat16", "float16", "float32", "float64"]
 def drawn(count, seed=0, device="cuda"):
     generator = random.Random(seed)
     return [draw(generator, device, KERNELS, DTYPES, sizes(seed, device)) for _ in range(count)]
+
+
+@functools.cache
+def many():
+    return drawn(6000)
 
 
 def test_the_same_seed_gives_the_same_settings():
@@ -47,11 +54,11 @@ def test_sizes_reach_their_limits():
 
 @pytest.mark.parametrize("mode", ["eager", "explicit", "inference", "no_grad", "graph", "compile", "ddp", "stream"])
 def test_every_mode_is_drawn_with_every_kernel(mode):
-    assert {one.kernel for one in drawn(6000) if one.mode == mode} >= {"auto", "persistent", "eager"}
+    assert {one.kernel for one in many() if one.mode == mode} >= {"auto", "persistent", "eager"}
 
 
 def test_every_cell_is_drawn_with_every_kernel_that_accepts_it():
-    found = {(one.cell, one.kernel) for one in drawn(6000)}
+    found = {(one.cell, one.kernel) for one in many()}
     wanted = {(cell.name, kernel) for cell in SHIPPED for kernel in ("auto", "stepwise", "eager")}
     wanted |= {(cell.name, "persistent") for cell in SHIPPED}
     wanted |= {(layer.cell.name, kernel) for layer in LAYERS for kernel in ("cudnn", "aten")}
@@ -59,7 +66,7 @@ def test_every_cell_is_drawn_with_every_kernel_that_accepts_it():
 
 
 def test_resets_and_given_states_are_drawn_for_every_cell():
-    found = drawn(6000)
+    found = many()
     for cell in SHIPPED:
         own = [one for one in found if one.cell == cell.name]
         assert {one.states for one in own} == {"none", "given", "learned"}, cell
@@ -72,7 +79,7 @@ def test_a_setting_is_written_as_python_reads_it():
 
 
 def test_reversed_layers_have_one_direction_and_are_drawn_for_every_cell():
-    found = [one for one in drawn(6000) if one.reverse]
+    found = [one for one in many() if one.reverse]
     assert {one.cell for one in found} == {cell.name for cell in SHIPPED}
     assert not any(one.bidirectional or one.packed or one.resets for one in found)
     assert {bool(one.lengths) for one in found} == {False, True}
@@ -80,14 +87,38 @@ def test_reversed_layers_have_one_direction_and_are_drawn_for_every_cell():
 
 @pytest.mark.parametrize("rate", ["weight_dropout", "recurrent_dropout", "candidate_dropout", "zoneout"])
 def test_rates_are_drawn_with_every_kernel_that_accepts_them(rate):
-    assert {one.kernel for one in drawn(6000) if getattr(one, rate)} >= {"auto", "persistent", "stepwise", "eager"}
+    assert {one.kernel for one in many() if getattr(one, rate)} >= {"auto", "persistent", "stepwise", "eager"}
 
 
 def test_cells_without_candidate_have_no_dropout_of_it():
-    found = {one.cell for one in drawn(6000) if one.candidate_dropout}
+    found = {one.cell for one in many() if one.candidate_dropout}
     assert {"lstm", "gru", "slstm"} <= found
     assert not {"rnn_tanh", "rnn_relu"} & found
 
 
-def test_with_zoneout_the_input_has_no_nan():
-    assert not any(one.poison == "x" for one in drawn(6000) if one.zoneout or one.zoneout_others)
+def test_the_input_has_a_nan_in_some_settings_with_zoneout():
+    assert {one.poison for one in many() if one.zoneout} == {"nowhere", "padding", "x"}
+
+
+def test_settings_of_a_family_differ_in_what_no_kernel_is_compiled_for():
+    (first, *_) = own = families(3, "cuda", KERNELS)
+    assert own == families(3, "cuda", KERNELS) != families(4, "cuda", KERNELS)
+    generator = random.Random(0)
+    found = [draw(generator, "cuda", KERNELS, DTYPES, sizes(3, "cuda"), first) for _ in range(40)]
+    shared = ("hidden_size", "batch", "bidirectional", "dtype", "kernel", "cell", "zoneout")
+    assert all(getattr(one, name) == getattr(first, name) for one in found for name in shared)
+    assert len({(one.time, one.input_size, one.seed) for one in found}) == len(found)
+    assert len({one.mode for one in found}) > 3
+
+
+def test_families_have_every_residue_of_16_and_every_cell():
+    own = families(3, "cuda", KERNELS)
+    assert {one.hidden_size % 16 for one in own} == {one.batch % 16 for one in own} == set(range(16))
+    assert {one.cell for one in own} == {cell.name for cell in SHIPPED}
+    assert not families(3, "cpu", KERNELS)
+
+
+def test_cells_that_normalize_have_two_units_or_more():
+    found = [one for one in many() if one.cell in ("layer_norm_lstm", "layer_norm_gru")]
+    assert min(one.hidden_size for one in found) == 2
+    assert min(one.hidden_size for one in many()) == 1

@@ -59,7 +59,7 @@ def halves(
     return tl.sum(sums, 2), tl.max(reach)
 
 
-@triton.jit(do_not_specialize=["T", "S"])
+@triton.jit(do_not_specialize=["T", "B", "S"])
 def score_program(
     query, keys, lengths, v, gain, shift, weights, scores, lse, statistics,
     T, B, S, H, epsilon, query_step, query_row, keys_step, keys_row,
@@ -184,7 +184,7 @@ def score_program(
             tl.store(weights + at, share.to(weights.dtype.element_ty), there)
 
 
-@triton.jit(do_not_specialize=["T", "S"])
+@triton.jit(do_not_specialize=["T", "B", "S"])
 def context_program(
     values, lengths, scores, lse, context,
     T, B, S, V, values_step, values_row, context_step, context_row,

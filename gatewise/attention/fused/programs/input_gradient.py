@@ -107,7 +107,7 @@ def sweep(
     return dk, dv, dgain, dshift
 
 
-@triton.jit(do_not_specialize=["T", "S"])
+@triton.jit(do_not_specialize=["T", "B", "S"])
 def input_gradient_program(
     query, keys, lengths, v, gain, shift, statistics, dscores,
     dquery, dquery_sums, dkeys, parameters,
@@ -180,7 +180,7 @@ def input_gradient_program(
         tl.store(parameters + (2 * B + row) * H + h[None, :], dshift, h_there[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def parameter_gradient_program(
     parameters, dv, dgain, dshift, B, H,
     NORM: tl.constexpr, ADD: tl.constexpr, BB: tl.constexpr, BH: tl.constexpr,

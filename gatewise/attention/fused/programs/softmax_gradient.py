@@ -12,7 +12,7 @@ import triton.language as tl
 from gatewise.attention.fused.programs.pieces import length_of, product
 
 
-@triton.jit(do_not_specialize=["T", "S"])
+@triton.jit(do_not_specialize=["T", "B", "S"])
 def score_gradient_program(
     values, lengths, scores, lse, dcontext, dweights, dscores,
     T, B, S, V, values_step, values_row, dcontext_step, dcontext_row, dweights_step, dweights_row,
@@ -69,7 +69,7 @@ def score_gradient_program(
         tl.store(dscores + at, share * (above - mean[:, None]), within)
 
 
-@triton.jit(do_not_specialize=["T", "S"])
+@triton.jit(do_not_specialize=["T", "B", "S"])
 def value_gradient_program(
     lengths, scores, lse, dcontext, dvalues,
     T, B, S, V, dcontext_step, dcontext_row,
@@ -106,7 +106,7 @@ def value_gradient_program(
     tl.store(dvalues + out, found.to(dvalues.dtype.element_ty), there)
 
 
-@triton.jit(do_not_specialize=["T", "S"])
+@triton.jit(do_not_specialize=["T", "B", "S"])
 def short_gradient_program(
     values, lengths, scores, lse, dcontext, dweights, dscores, dvalues,
     T, B, S, V, values_step, values_row, dcontext_step, dcontext_row, dweights_step, dweights_row,

@@ -43,7 +43,7 @@ def for_rows(x, BS: tl.constexpr, C: tl.constexpr):
     return tl.reshape(tl.broadcast_to(x[None, :], [C, BS]), [C * BS])[:, None]
 
 
-@triton.jit(do_not_specialize=["S"])
+@triton.jit(do_not_specialize=["B", "S"])
 def step_program(
     query, keys, values, lengths, v, gain, shift, context, weights, scores, lse, statistics,
     B, S, H, V, epsilon,
@@ -137,7 +137,7 @@ def step_program(
             tl.store(weights + pair_row + positions, share.to(weights.dtype.element_ty), positions < S)
 
 
-@triton.jit(do_not_specialize=["S"])
+@triton.jit(do_not_specialize=["B", "S"])
 def step_gradient_program(
     query, keys, values, lengths, v, gain, shift, scores, lse, statistics, dcontext, dweights,
     dscores, dquery, dkeys, dvalues, parameters,

@@ -314,11 +314,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
 #if ZONES_HIDDEN
                 // Where zoneout keeps the hidden state, its gradient passes by the step.
                 const float above = recurrent + widened(in.dy), all = CARRIES_HIDDEN ? above + carried : above;
-                const bool keeps = masks.of(cell).keeps_hidden();
-                if (CARRIES_HIDDEN && keeps) carried = 0.f;
-                const Gates grad = adjoint(slope[cell], keeps ? 0.f : above, carried);
-                if (active) dh[cell] = keeps && !CARRIES_HIDDEN ? all : 0.f;
-                if (CARRIES_HIDDEN && keeps) carried = all;
+                const float keeps = masks.of(cell).keeps_hidden(), changes = 1.f - keeps;
+                if (CARRIES_HIDDEN) carried *= changes;
+                const Gates grad = adjoint(slope[cell], changes * above, carried);
+                if (active) dh[cell] = CARRIES_HIDDEN ? 0.f : keeps * all;
+                if (CARRIES_HIDDEN) carried += keeps * all;
 #else
                 const Gates grad = adjoint(slope[cell], recurrent + widened(in.dy), carried);
 #endif

@@ -241,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 gate[cell] = after.kept;
 #if ZONES_HIDDEN
                 const float before = begins ? 0.f : CARRIES_HIDDEN ? c[cell] : h[cell];
-                const float hidden = masks.of(cell).keeps_hidden() ? before : after.hidden;
+                const float keeps = masks.of(cell).keeps_hidden(), hidden = keeps * before + (1.f - keeps) * after.hidden;
                 if (active[cell]) c[cell] = CARRIES_HIDDEN ? hidden : after.state, h[cell] = hidden;
 #else
                 const float hidden = after.hidden;

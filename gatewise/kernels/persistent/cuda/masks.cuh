@@ -39,14 +39,15 @@ struct MaskArguments {
 struct StepMasks {
     u32 at[STEP_MASKS];
 
-    // Whether zoneout keeps the hidden state from before the step.
-    __device__ __forceinline__ bool keeps_hidden() const { return ZONES_HIDDEN && at[0]; }
+    // 1 where zoneout keeps the hidden state from before the step, and 0 elsewhere. Passes multiply with it instead of branching,
+    // as the definition of zoneout does, so that NaN appears in the same places as with all other kernels.
+    __device__ __forceinline__ float keeps_hidden() const { return ZONES_HIDDEN && at[0] ? 1.f : 0.f; }
     // A mask that the code of the cell reads.
     __device__ __forceinline__ float of_cell(int index) const { return at[ZONES_HIDDEN + index] ? 1.f : 0.f; }
 };
 #else
 struct StepMasks {
-    __device__ __forceinline__ bool keeps_hidden() const { return false; }
+    __device__ __forceinline__ float keeps_hidden() const { return 0.f; }
 };
 #endif
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import math
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Protocol
@@ -12,12 +13,14 @@ import torch
 
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
+from gatewise.kernels.factors.copies import Copying
 from gatewise.kernels.persistent.launches import Launch, backward_launch, forward_launch, pair_launch
 from gatewise.kernels.persistent.sizes import layer_pairs
+from gatewise.kernels.persistent.sizes.tilings import hidden_of
 
 
 class Compilation(Protocol):
-    """What can be compiled ahead of its first launch, such as a `Launch`."""
+    """What can be compiled ahead of its first launch, such as a `Launch` or a `TritonLaunch`."""
 
     @property
     def source(self) -> Hashable:
@@ -25,7 +28,7 @@ class Compilation(Protocol):
         ...
 
     @property
-    def compile(self) -> Callable[[], bytes]:
+    def compile(self) -> Callable[[], object]:
         """A function that compiles the source, or takes it from the cache on the disk."""
         ...
 
@@ -42,6 +45,17 @@ def launches_of(problem: Problem, device: Device) -> list[Launch]:
     return needed
 
 
+def copies_of(problem: Problem, device: Device) -> list[Copying]:
+    """Return the kernels with which a call pads and gathers rows whose addresses are aligned, around its passes."""
+    size, architecture = problem.dtype.itemsize, device.architecture
+    padded = {each for each in (problem.hidden_size, problem.input_size) if hidden_of(each) != each}
+    found = [Copying("fit", math.gcd(16, size * each), architecture) for each in padded]
+    if problem.needs_grad and (problem.layout is not Layout.DENSE or problem.resets):
+        word = math.gcd(16, size * problem.hidden_size)
+        found.append(Copying("operands", word, architecture, problem.resets))
+    return found
+
+
 def build_launches(problem: Problem, device: torch.device) -> None:
     """Compile the kernels of a layer's passes, or take them from the cache on the disk."""
     for launch in launches_of(problem, Device.probe(device)):
@@ -49,22 +63,32 @@ def build_launches(problem: Problem, device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def building(needed: Iterable[Compilation], workers: int | None = None) -> Iterator[int]:
+def building(
+    needed: Iterable[Compilation], workers: int | None = None, device: torch.device | None = None
+) -> Iterator[int]:
     """Compile kernels in other threads while the context runs, the same code once; yield the number of compilations.
 
     A kernel that is launched before it is compiled waits for its compilation. An error is raised where the kernel is
     launched, not here.
 
     Args:
-        needed: The kernels, the most urgent first.
+        needed: The kernels, the most urgent first; the first ones are compiled while the others are found.
         workers: The number of threads; None for this process's share of the CPUs.
+        device: The CUDA device that is the current one of the threads; None for the first.
     """
-    distinct = list({each.source: each for each in needed}.values())
-    pool = concurrent.futures.ThreadPoolExecutor(workers or _share_of_cpus())
+
+    def begin() -> None:
+        if device is not None and device.index is not None:
+            torch.cuda.set_device(device)
+
+    pool = concurrent.futures.ThreadPoolExecutor(workers or _share_of_cpus(), initializer=begin)
+    begun = set()
     try:
-        for each in distinct:
-            pool.submit(each.compile)  # what fails here fails again, with its error, where it is launched
-        yield len(distinct)
+        for each in needed:
+            if each.source not in begun:
+                begun.add(each.source)
+                pool.submit(each.compile)  # what fails here fails again, with its error, where it is launched
+        yield len(begun)
     finally:
         pool.shutdown(cancel_futures=True)
 

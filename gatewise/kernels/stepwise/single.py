@@ -1,0 +1,229 @@
+"""Single steps of a stack of layers, one launch a layer, with states that stay at the same addresses.
+
+A CUDA graph that has captured a step carries the states from replay to replay, because a launch finds the states where
+the last one has left them. Weights are read where they are, and never copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gatewise.cells import Cell
+from gatewise.contract.device import Device
+from gatewise.contract.errors import ShapeError, sentence
+from gatewise.contract.weights import DirectionWeights, by_direction
+from gatewise.derivation.fused import carried_states
+from gatewise.derivation.row import row_code
+from gatewise.kernels.cuda import driver, formats, toolchain
+from gatewise.kernels.stepwise.launch import SOURCES, address
+from gatewise.kernels.stepwise.products import state_dtype
+from gatewise.kernels.stepwise.single_criteria import MOST_PARAMETERS
+
+_LANES, _VECTOR_BYTES, _MOST_WARPS = 32, 16, 4
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int
+
+
+class Arguments(ctypes.Structure):
+    """The struct `Single` of single.cu."""
+
+    _fields_ = [
+        *[(name, _POINTER) for name in ("x", "input_weights", "recurrent_weights", "input_bias", "recurrent_bias")],
+        ("parameters", _POINTER * MOST_PARAMETERS),
+        *[(name, _POINTER) for name in ("hidden", "carried", "output", "begun")],
+        *[(name, _SIZE) for name in ("batch", "inputs", "units")],
+    ]
+
+
+class SingleSteps:
+    """The states of a stack of layers, and their steps.
+
+    The launches are made for the addresses and forms of the weights of a call. They are used in later calls whose
+    weights have the same ones: `is_prepared_for` compares them in every call, and a launch has nothing else of the
+    weights.
+
+    Args:
+        cell: The cell, which must be one that `single_criteria` accepts.
+        states: For each layer the hidden state and the other states before the first step [B, H], on the device.
+        dtype: The dtype of the calls.
+    """
+
+    def __init__(self, cell: Cell, states: Sequence[tuple[Tensor, ...]], dtype: torch.dtype) -> None:
+        self.cell, self.dtype, self.device = cell, dtype, states[0][0].device
+        layers, self._shape = len(states), tuple(states[0][0].shape)
+        # In inference mode the tensors would be ones that nothing outside of it may write to.
+        with torch.inference_mode(False), torch.no_grad():
+            like = torch.empty(0, dtype=dtype, device=self.device)
+            self._hidden = like.new_empty(layers, 2, *self._shape)
+            self._carried = like.new_empty(layers, len(carried_states(cell)), *self._shape, dtype=state_dtype(dtype))
+            self._begun = like.new_zeros(layers, dtype=torch.int32)
+            self._between = like.new_empty(layers - 1, *self._shape)
+        self._known: list[tuple] | None = None
+        self._copies: list[Tensor] = []
+        self._first = self._last = Arguments()
+        self._launches: list[Callable[[], None]] = []
+        self.write(states)
+
+    def write(self, states: Sequence[tuple[Tensor, ...]]) -> None:
+        """Set the states of all layers, at the addresses where they are."""
+        with torch.no_grad():
+            for layer, each in enumerate(states):
+                named = dict(zip(("h", *self.cell.states), each, strict=True))
+                self._hidden[layer].copy_(named["h"])  # both buffers, whichever is read next
+                for place, name in enumerate(carried_states(self.cell)):
+                    self._carried[layer, place].copy_(named[name])
+
+    def reset(self, rows: Tensor | None) -> None:
+        """Set the states of sequences to their initial values, at the addresses where they are.
+
+        Args:
+            rows: The sequences [B], bool, on the device of the states; None for all of them.
+        """
+        of_carried = [self._carried[:, place] for place in range(self._carried.shape[1])]
+        with torch.no_grad():
+            for name, states in zip(("h", *carried_states(self.cell)), (self._hidden, *of_carried), strict=True):
+                value = self.cell.initial_value(name)
+                if rows is None:
+                    states.fill_(value)
+                else:
+                    states.masked_fill_(rows.unsqueeze(-1), value)
+
+    def read(self) -> list[tuple[Tensor, ...]]:
+        """Return copies of the states of all layers, in the dtype of states."""
+        # A block counts itself in each step, modulo two steps, and the first buffer is read while the count is 0.
+        second = (self._begun >= self._shape[1]).view(-1, 1, 1)
+        with torch.no_grad():
+            hidden = torch.where(second, self._hidden[:, 1], self._hidden[:, 0]).to(self._carried.dtype)
+            found = []
+            for layer, carried in enumerate(self._carried):
+                named = {"h": hidden[layer]} | dict(zip(carried_states(self.cell), carried.clone(), strict=True))
+                found.append(tuple([named[name] for name in ("h", *self.cell.states)]))
+        return found
+
+    def is_prepared_for(self, weights: Sequence[Tensor]) -> bool:
+        """Return whether the launches are those for the weights, in the flat order of PyTorch's layers."""
+        # The device is known from the address: devices have different ones.
+        return self._known == [
+            (weight.data_ptr(), weight.shape, weight.dtype, weight.is_contiguous()) for weight in weights
+        ]
+
+    def prepare(self, weights: Sequence[Tensor]) -> None:
+        """Make the launches for weights, whose forms fit together.
+
+        Args:
+            weights: The weights in the flat order of PyTorch's layers, in the dtype of the calls.
+
+        Raises:
+            ShapeError: The weights are not those of as many layers and units as the states.
+        """
+        layers, units = len(self._hidden), weights[1].shape[-1]
+        matrices = sum(weight.dim() == 2 for weight in weights)
+        if matrices != 2 * layers or units != self._shape[1]:
+            expectation = f"those of {layers} layers with {self._shape[1]} units, as the states are"
+            got = f"{matrices // 2} layers with {units} units"
+            raise ShapeError(sentence("weights", expectation, got, "Make a new stream of the layer."))
+        # The rows of a matrix lie one after the other. Copies of others are those of one call.
+        own = [weight.contiguous() for weight in weights]
+        forms = [(weight.data_ptr(), weight.shape, weight.dtype, True) for weight in own]
+        self._known = forms if all(weight.is_contiguous() for weight in weights) else None
+        self._copies = own if self._known is None else []
+        arguments = [
+            self._arguments(layer, each)
+            for layer, each in enumerate(by_direction(own, len(own) // layers, len(self.cell.parameters)))
+        ]
+        self._first, self._last = arguments[0], arguments[-1]
+        self._launches = [self._launch(each) for each in arguments]
+
+    def step(self, x: Tensor) -> Tensor:
+        """Compute a step with the weights of the last `prepare`; return the hidden states of the last layer [B, H].
+
+        Args:
+            x: The input [B, I], in the dtype of the calls and on the device.
+        """
+        device = self.device
+        if device.type == "cuda" and device.index != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                return self.step(x)
+        place = x.data_ptr()
+        if place % _VECTOR_BYTES or not x.is_contiguous():
+            x = x.clone(memory_format=torch.contiguous_format)
+            place = x.data_ptr()
+        y = x.new_empty(*self._shape)  # PyTorch reads two integers faster than a tuple
+        self._first.x, self._last.output = place, y.data_ptr()
+        for launch in self._launches:
+            launch()
+        return y
+
+    def _arguments(self, layer: int, weights: DirectionWeights) -> Arguments:
+        batch, units = self._shape
+        inner = layer < len(self._between)
+        return Arguments(
+            self._between[layer - 1].data_ptr() if layer else None,
+            *[address(tensor) for tensor in weights[:4]],
+            (_POINTER * MOST_PARAMETERS)(*map(address, weights.parameters)),
+            self._hidden[layer].data_ptr(),
+            self._carried[layer].data_ptr(),
+            self._between[layer].data_ptr() if inner else None,
+            self._begun[layer].data_ptr(),
+            batch,
+            weights.w_ih.shape[1],
+            units,
+        )
+
+    def _launch(self, arguments: Arguments) -> Callable[[], None]:
+        batch, units = self._shape
+        sizes = (arguments.input_weights, arguments.inputs), (arguments.recurrent_weights, units)
+        widths = [width_of(pointer, size * self.dtype.itemsize, self.dtype.itemsize) for pointer, size in sizes]
+        warps = warps_of(max(arguments.inputs // widths[0], units // widths[1]))
+        binary = _binary(self.cell, self.dtype, *widths, rows_of(batch), warps, self.device)
+        shape = driver.Shape((units, 1, 1), _LANES * warps, 0, cooperative=False)
+        return driver.prepared(binary, "single_step", shape, arguments, self.device)
+
+
+def width_of(pointer: int, row_bytes: int, itemsize: int) -> int:
+    """Return the number of values of a row that one instruction can load.
+
+    Args:
+        pointer: The address of the first row.
+        row_bytes: The size of a row in bytes.
+        itemsize: The size of a value in bytes.
+    """
+    width = _VECTOR_BYTES // itemsize
+    while width > 1 and (pointer | row_bytes) % (width * itemsize):
+        width //= 2
+    return width
+
+
+def rows_of(batch: int) -> int:
+    """Return the number of sequences for which the kernel is compiled: the next power of two."""
+    return 1 << (batch - 1).bit_length()
+
+
+def warps_of(loads: int) -> int:
+    """Return the number of warps of a block, which share the rows of a unit: one for each load of a lane, up to four.
+
+    Args:
+        loads: The number of instructions that load a row, by one lane each.
+    """
+    warps = 1
+    while warps < _MOST_WARPS and loads > warps * _LANES:
+        warps *= 2
+    return warps
+
+
+def macros_of(dtype: torch.dtype, input_width: int, width: int, rows: int, warps: int) -> dict[str, int]:
+    """Return the macros with which single.cu is compiled."""
+    sizes = {"INPUT_WIDTH": input_width, "WIDTH": width, "ROWS": rows, "WARPS": warps}
+    return formats.macros(dtype) | sizes | {"MOST_PARAMETERS": MOST_PARAMETERS}
+
+
+@functools.lru_cache(maxsize=256)
+def _binary(
+    cell: Cell, dtype: torch.dtype, input_width: int, width: int, rows: int, warps: int, device: torch.device
+) -> bytes:
+    macros = macros_of(dtype, input_width, width, rows, warps)
+    return toolchain.compile_source(SOURCES / "single.cu", Device.probe(device).architecture, macros, row_code(cell))

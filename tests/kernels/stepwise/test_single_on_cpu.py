@@ -1,0 +1,196 @@
+"""Single steps in one launch a layer, on the CPU: the CUDA source compiled as C++, with the threads of its blocks."""
+
+import pytest
+import torch
+
+from gatewise import testing
+from gatewise.cells import GRU, LSTM, RNN, SHIPPED, Averaged, LayerNormLSTM
+from gatewise.contract.device import Device
+from gatewise.contract.errors import ShapeError
+from gatewise.contract.problem import Problem
+from gatewise.derivation.trace import is_pointwise
+from gatewise.kernels.stepwise import single
+from gatewise.kernels.stepwise.products import state_dtype
+from gatewise.kernels.stepwise.single_criteria import CRITERIA, refusals_of
+from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
+from tests.nn.test_stream import Erf, Momentum
+from tests.pairwise import each_value, pairwise
+
+T = 3
+H200 = Device.named("h200")
+CELLS = [*filter(is_pointwise, SHIPPED), Averaged(LSTM(), (0.0, 0.3)), Momentum()]
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# Pieces of one value up to 16 bytes, different ones of both matrices, one warp to four, and rows of several rounds.
+SIZES = ((5, 7), (8, 16), (1, 1), (40, 132), (33, 264), (600, 12))
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    single._binary.cache_clear()
+    yield launch_on_cpu(monkeypatch, H200).launched
+    single._binary.cache_clear()
+
+
+def case(cell, dtype, batch, layers, bias, sizes):
+    options = {"num_layers": layers, "bias": bias, "dtype": dtype, "cell": cell, "needs_grad": False}
+    problem = Problem(T, batch, *sizes, **options)
+    return problem, testing.make_inputs(problem)
+
+
+def steps_of(problem, inputs):
+    others = inputs.c0.chunk(len(problem.cell.states), -1) if problem.cell.states else ()
+    inner = state_dtype(problem.dtype)
+    states = zip(*[each.to(inner).unbind(0) for each in (inputs.h0, *others)], strict=True)
+    steps = single.SingleSteps(problem.cell, list(states), problem.dtype)
+    steps.prepare(inputs.weights)
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("cell", "dtype", "batch", "layers", "bias", "sizes"),
+    each_value(pairwise(CELLS, DTYPES, (1, 2, 3, 5, 8), (1, 2), (True, False), SIZES)),
+    ids=str,
+)
+def test_steps_agree_with_the_oracle(cell, dtype, batch, layers, bias, sizes, launched):
+    problem, inputs = case(cell, dtype, batch, layers, bias, sizes)
+    steps = steps_of(problem, inputs)
+    y = torch.stack([steps.step(x) for x in inputs.x])
+    h, *others = (torch.stack(each).to(dtype) for each in zip(*steps.read(), strict=True))
+    found = {"y": y, "h_n": h, "c_n": torch.cat(others, -1) if others else h.new_zeros(layers, batch, 0)}
+    exact = testing.named(problem, *testing.oracle(problem, inputs))
+    allowed = testing.budgets(problem, inputs, None, exact, "cpu")
+    errors = {name: testing.relative_error(value, exact[name]) for name, value in found.items()}
+    assert all(errors[name] <= allowed[name] for name in errors), (errors, allowed)
+    assert launched == ["single_step"] * (T * layers)
+
+
+@pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize("steps_before", [1, 2])
+def test_states_stay_at_their_addresses_whichever_buffer_is_read_next(steps_before):
+    problem, inputs = case(GRU(), torch.float32, 3, 2, True, (5, 7))
+    steps = steps_of(problem, inputs)
+    held = steps._hidden, steps._carried, steps._begun
+    addresses = [tensor.data_ptr() for tensor in held]
+    again = steps.read()
+    first = [steps.step(x) for x in inputs.x[:steps_before]]
+    assert (steps._begun == (steps_before % 2) * 7).all()
+    steps.write(again)
+    second = [steps.step(x) for x in inputs.x[:steps_before]]
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    torch.testing.assert_close([each[0] for each in steps.read()][-1], second[-1], rtol=0, atol=0)
+    assert [tensor.data_ptr() for tensor in (steps._hidden, steps._carried, steps._begun)] == addresses
+
+
+@pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize("cell", [LSTM(), GRU()], ids=repr)
+def test_nan_stays_in_its_row_until_it_is_reset(cell):
+    problem, inputs = case(cell, torch.float32, 3, 2, True, (5, 7))
+    clean, spoiled = steps_of(problem, inputs), steps_of(problem, inputs)
+    x = inputs.x.clone()
+    x[0, 1, 2] = float("nan")
+    for one, other in zip(inputs.x, x, strict=True):
+        expected, found = clean.step(one), spoiled.step(other)
+        assert found[1].isnan().all()
+        assert torch.equal(found[[0, 2]], expected[[0, 2]])
+    rows = torch.tensor([False, True, False])
+    spoiled.reset(rows)
+    clean.reset(rows)
+    torch.testing.assert_close(spoiled.step(x[1]), clean.step(x[1]), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("launched")
+def test_initial_values_of_states_are_those_of_the_cell():
+    problem, inputs = case(Momentum(), torch.float32, 3, 2, True, (5, 7))
+    steps = steps_of(problem, inputs)
+    steps.step(inputs.x[0])
+    steps.reset(None)
+    for states in steps.read():
+        for name, state in zip(("h", *problem.cell.states), states, strict=True):
+            assert (state == problem.cell.initial_value(name)).all()
+
+
+@pytest.mark.usefixtures("launched")
+def test_weights_and_inputs_with_other_strides_and_addresses_are_read():
+    problem, inputs = case(LSTM(), torch.float32, 2, 1, True, (8, 16))
+    plain = inputs.weights
+    odd = [torch.empty(tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor) for tensor in plain]
+    turned = [tensor.t().contiguous().t() if tensor.dim() == 2 else tensor for tensor in plain]
+    found = []
+    for weights in (plain, odd, turned):
+        steps = steps_of(problem, inputs)
+        steps.prepare(weights)
+        found.append(steps.step(inputs.x[0]))
+    torch.testing.assert_close(found[1], found[0])
+    assert torch.equal(found[2], found[0])
+    for x in (inputs.x[0].t().contiguous().t(), torch.empty(17)[1:].view(2, 8).copy_(inputs.x[0])):
+        assert torch.equal(steps_of(problem, inputs).step(x), found[0])
+
+
+@pytest.mark.usefixtures("launched")
+def test_launches_are_for_the_addresses_and_forms_of_the_weights():
+    problem, inputs = case(RNN("tanh"), torch.float32, 2, 1, False, (8, 8))
+    w_ih, w_hh = inputs.weights
+    steps, x = steps_of(problem, inputs), inputs.x[0]
+    start = steps.read()
+
+    def check(*weights):
+        steps.prepare(weights)
+        steps.write(start)
+        expected = torch.tanh(x @ weights[0].T + start[0][0] @ weights[1].T)
+        torch.testing.assert_close(steps.step(x), expected)
+
+    assert steps.is_prepared_for((w_ih, w_hh))
+    w_hh.mul_(2)  # at the same address: the launch is the same, and reads other values
+    assert steps.is_prepared_for((w_ih, w_hh))
+    steps.write(start)
+    torch.testing.assert_close(steps.step(x), torch.tanh(x @ w_ih.T + start[0][0] @ w_hh.T))
+    others = ((w_ih, w_hh.t()), (w_hh, w_ih), (w_ih.t(), w_hh.clone()))
+    for weights in (*others, (w_ih, w_hh[:4]), (w_ih, w_hh.view(torch.int32)), (w_ih,)):
+        assert not steps.is_prepared_for(weights)
+    for weights in others:
+        check(*weights)
+    check(w_ih, w_hh.t())
+    # What was copied for a call is copied again for the next one.
+    assert not steps.is_prepared_for((w_ih, w_hh.t()))
+    w_hh.mul_(2)
+    check(w_ih, w_hh.t())
+
+
+@pytest.mark.usefixtures("launched")
+def test_weights_of_another_size_than_the_states_are_refused():
+    problem, inputs = case(LSTM(), torch.float32, 2, 2, True, (8, 16))
+    steps = steps_of(problem, inputs)
+    for layers, units in ((2, 15), (1, 16), (4, 16)):
+        _, others = case(LSTM(), torch.float32, 2, layers, True, (8, units))
+        got = f"got {layers} layers with {units} units"
+        with pytest.raises(
+            ShapeError, match=f"`weights` must be those of 2 layers with 16 units, as the states are, {got}"
+        ):
+            steps.prepare(others.weights)
+
+
+def test_the_width_follows_sizes_and_addresses():
+    assert [single.width_of(1024, 2 * size, 2) for size in (128, 4, 6, 7)] == [8, 4, 2, 1]
+    assert [single.width_of(1024 + offset, 128, 2) for offset in (16, 8, 4, 2)] == [8, 4, 2, 1]
+    assert [single.width_of(1024, 128, itemsize) for itemsize in (4, 8)] == [4, 2]
+
+
+def test_warps_share_the_rows_of_a_unit_if_one_would_load_several_times():
+    assert [single.warps_of(loads) for loads in (1, 32, 33, 64, 65, 128, 129, 4096)] == [1, 1, 2, 2, 4, 4, 4, 4]
+    assert [single.rows_of(batch) for batch in range(1, 9)] == [1, 2, 4, 4, 8, 8, 8, 8]
+
+
+def test_each_criterion_refuses_what_violates_it():
+    problem = Problem(1, 8, 40, 16, dtype=torch.bfloat16)
+    assert not refusals_of(problem, H200)
+    for cell in CELLS:
+        assert not refusals_of(problem.replace(cell=cell), H200)
+    for criterion in CRITERIA:
+        refused = criterion.violation(problem, H200)
+        assert criterion.quantity in [refusal.quantity for refusal in refusals_of(*refused)]
+    assert [str(refusal) for refusal in refusals_of(problem.replace(batch=9), H200)] == [
+        "batch is 9, allowed: at most 8"
+    ]
+    assert refusals_of(problem, H200.replace(kind="cpu"))
+    for cell in (LayerNormLSTM(), Erf()):
+        assert [refusal.quantity for refusal in refusals_of(problem.replace(cell=cell), H200)] == ["cell"]

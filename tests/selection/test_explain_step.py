@@ -1,0 +1,74 @@
+"""`gatewise.explain` of streams: what computes a step, and why."""
+
+import pytest
+import torch
+
+import gatewise
+from gatewise.cells import GRU, LSTM, LayerNormLSTM
+from gatewise.contract.errors import ArgumentError, ShapeError
+from tests.nn.test_stream import Erf
+
+
+def test_a_step_on_a_cpu_is_an_operator_of_pytorch_where_there_is_one():
+    for layer, algorithm in (
+        (gatewise.LSTM(5, 8), "torch.lstm_cell for each layer"),
+        (gatewise.RNN(5, 8, nonlinearity="relu"), "torch.rnn_relu_cell for each layer"),
+        (gatewise.LSTM(5, 8, proj_size=3), "a few operators of `eager` for each layer"),
+        (gatewise.GRU(5, 8, dtype=torch.bfloat16), "a few operators of `eager` for each layer"),
+        (gatewise.Recurrent(GRU(), 5, 8), "torch.gru_cell for each layer"),
+        (gatewise.Recurrent(GRU(), 5, 8, heads=2), "a few operators of `eager` for each layer"),
+        (gatewise.Recurrent(Erf(), 5, 8), "a few operators of `eager` for each layer"),
+    ):
+        decision = gatewise.explain(layer.stream(20), (20, 5))
+        assert decision.chosen == "one_step"
+        assert decision.verdict("one_step").algorithm == algorithm
+        assert decision.verdict("one_step").seconds > 0
+        assert decision.problem.time == 1
+        assert decision.problem.batch == 20
+
+
+def test_a_step_on_a_gpu_is_one_launch_for_each_layer():
+    stream = gatewise.LSTM(5, 8, 2, batch_first=True).stream(8)
+    decision = gatewise.explain(stream, torch.zeros(8, 5), device="h200")
+    assert decision.chosen == "one_step"
+    verdict = decision.verdict("one_step")
+    assert (verdict.algorithm, verdict.work.launches) == ("one launch for each layer", 2)
+    assert "one_step    accepted" in str(decision)
+
+
+@pytest.mark.parametrize(
+    ("make", "batch", "refusal"),
+    [
+        (lambda: gatewise.LSTM(5, 8), 9, "batch is 9, allowed: at most 8"),
+        (lambda: gatewise.LSTM(5, 8, proj_size=3), 8, "proj_size is 3, allowed: 0"),
+        (lambda: gatewise.Recurrent(LayerNormLSTM(), 5, 8), 8, "cell is layer_norm_lstm"),
+        (lambda: gatewise.Recurrent(Erf(), 5, 8), 8, "cell is Erf, which cannot be traced"),
+        (lambda: gatewise.LSTM(5, 8, kernel="stepwise"), 8, "kernel is 'stepwise', allowed: none that is named"),
+    ],
+)
+def test_other_steps_on_a_gpu_are_calls_of_the_kernel_that_is_chosen_for_one(make, batch, refusal):
+    layer = make()
+    decision = gatewise.explain(layer.stream(batch), (batch, 5), device="h200")
+    expected = gatewise.explain(layer, (1, batch, 5), device="h200", training=False)
+    assert (decision.chosen, decision.reason) == (expected.chosen, expected.reason)
+    assert decision.verdicts[1:] == expected.verdicts
+    (found,) = decision.verdict("one_step").refusals
+    assert str(found).startswith(refusal)
+
+
+def test_a_named_kernel_computes_a_step_on_a_cpu_too():
+    stream = gatewise.Recurrent(LSTM(), 5, 8).stream(1)
+    assert gatewise.explain(stream, (1, 5), kernel="eager").chosen == "eager"
+    with gatewise.use_kernel("aten"):
+        assert gatewise.explain(stream, (1, 5)).chosen == "aten"
+    assert gatewise.explain(stream, (1, 5)).chosen == "one_step"
+
+
+def test_what_a_step_cannot_have_is_refused():
+    stream = gatewise.LSTM(5, 8).stream(2)
+    for shape in ((1, 2, 5), (5,), (3, 5), (2, 4)):
+        with pytest.raises(ShapeError, match=r"`x` must be of shape \[B, I\] = \[2, 5\], got"):
+            gatewise.explain(stream, shape)
+    for option in ("lengths", "training", "resets"):
+        with pytest.raises(ArgumentError, match=f"`{option}` must be left out for a stream, got True"):
+            gatewise.explain(stream, (2, 5), **{option: True})
