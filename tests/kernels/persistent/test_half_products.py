@@ -13,7 +13,7 @@ from gatewise.contract.saved import Needs
 from gatewise.kernels.cuda import deep_products, toolchain
 from gatewise.kernels.persistent import dry_run
 from gatewise.kernels.persistent.kernel import persistent
-from gatewise.kernels.persistent.launches import SOURCES
+from gatewise.kernels.persistent.launches import SOURCES, builds
 from gatewise.kernels.persistent.launches import half_products as launches_of_half_products
 from gatewise.kernels.persistent.sizes import exactness, half_operands, layer_pairs
 from tests.kernels.persistent.half_factors import UNIT, Given, of_different_sizes
@@ -136,6 +136,34 @@ def test_what_is_not_wanted_is_left_out(sources, needs):
     found = persistent.backward(problem, inputs, persistent.forward(problem, inputs), above, needs)
     for wanted, one, other in ((needs.x, [found.x], [every.x]), (needs.weights, found.weights, every.weights)):
         assert all(torch.equal(*both) if wanted else both[0] is None for both in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_layers": 2, "bidirectional": True, **RAGGED},
+        {"hidden_size": 13, "input_size": 31, "resets": True},
+        {"hidden_size": 16, "input_size": 6, "cell": GRU()},
+    ],
+    ids=str,
+)
+def test_the_kernels_around_products_are_built_ahead(sources, monkeypatch, options):
+    """All that a call compiles and nothing else: they would otherwise be compiled in the first step."""
+    monkeypatch.setattr(half_operands, "halves_factors", lambda problem, device: True)
+    problem = PROBLEM.replace(**options)
+    inputs = testing.make_inputs(problem)
+    testing.run_kernel(persistent, problem, inputs, testing.make_gradients(problem, inputs))
+    around = "half_rows.cu", "half_results.cu", "operands.cu", "fit.cu"
+
+    def with_halves(compiled):
+        return {own for own in compiled if own[0] in around and dict(own[1]).get("HALVES", 1)}
+
+    found = with_halves(sources.compiled)
+    ahead = launch_on_cpu(monkeypatch, DEVICE)
+    for each in builds.copies_of(problem, DEVICE):
+        each.compile()
+    assert {name for name, _ in found} == set(around)
+    assert found == with_halves(ahead.compiled)
 
 
 # The products by themselves.
