@@ -18,7 +18,7 @@ constexpr int LOADS = WIDTH / 4;                           // of a row, of 4 val
 constexpr int OWN_LOADS = (LOADS + THREADS - 1) / THREADS;  // of a thread
 constexpr int REGISTERS = 32 + 4 * OWN_LOADS;              // of a thread, with which the compiler needs no stack
 constexpr int FITTING = 65536 / THREADS / REGISTERS;
-constexpr int BLOCKS = FITTING < 6 ? FITTING : 6;          // of a multiprocessor; more would not have their loads under way
+constexpr int BLOCKS = FITTING < 6 ? FITTING : 6;          // of a multiprocessor at least: their rows are under way at the same time
 constexpr int SOURCES = 2;                                 // values that the gradients of a token are multiplied with
 
 struct Rows {
