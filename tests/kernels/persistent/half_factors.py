@@ -7,13 +7,16 @@ import torch
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.persistent import buffers
+from gatewise.kernels.persistent.buffers import states_before
 from gatewise.kernels.persistent.launches import Tokens
 from gatewise.kernels.persistent.schedules import half_products
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.stack import Layer
+from tests.kernels.persistent.emulation import write_operands
 
 UNIT = 2.0**-11  # the largest relative error of rounding to TF32, and to float16
-LEAST = 2.0**-38  # what more a term may lose, of the product of the largest values
+LEAST = 2.0**-38  # what more a term may lose, of the largest products of a token's gradient with another value
 
 
 class Given:
@@ -25,9 +28,10 @@ class Given:
         y: The hidden states [T, B, D*H].
         h0: Those before the first step [D, B, H].
         weights: The weights of each direction.
+        resets: The steps at which episodes begin [T, B], or None.
     """
 
-    def __init__(self, sizes=(4, 3, 13, 11), directions=1, *, by_row=False, lengths=None, device="cpu"):
+    def __init__(self, sizes=(4, 3, 13, 11), directions=1, *, by_row=False, lengths=None, resets=None, device="cpu"):
         time, batch, features, size = sizes
         generator, hidden = torch.Generator().manual_seed(5), hidden_of(size)
 
@@ -35,7 +39,8 @@ class Given:
             return torch.randn(*shape, generator=generator)
 
         self.problem = Problem(*sizes, dtype=torch.float32, needs_grad=True, bidirectional=directions == 2)
-        self.tokens, self.lengths, self.device = Tokens(time, batch, by_row=by_row), lengths, device
+        self.tokens, self.device = Tokens(time, batch, by_row=by_row), device
+        self.lengths, self.resets = lengths, resets
         self.dgates = self.tokens.new(torch.empty(0), directions, width=4 * hidden)
         self.dgates.copy_(normal(directions, time, batch, 4 * hidden))
         self.dgates.unflatten(-1, (4, hidden))[..., size:] = 0
@@ -53,41 +58,78 @@ class Given:
             return None if tensor is None else tensor.to(self.device)
 
         weights = [DirectionWeights(there(own.w_ih), there(own.w_hh), None, None) for own in self.weights]
-        x, y, h0, lengths = map(there, (self.x, self.y, self.h0, self.lengths))
+        x, y, h0, lengths, resets = map(there, (self.x, self.y, self.h0, self.lengths, self.resets))
         dx = torch.full(self.x.shape, torch.nan, device=self.device).flatten(0, 1)
         into = [(torch.full_like(own.w_ih, torch.nan), torch.full_like(own.w_hh, torch.nan)) for own in weights]
-        given = self.problem, Layer(x, h0, h0, weights, lengths, None), y, there(self.dgates).clone(), lengths
+        given = (
+            self.problem,
+            Layer(x, h0, h0, weights, lengths, None, resets=resets),
+            y,
+            there(self.dgates).clone(),
+            lengths,
+        )
         half_products.gradients(*given, self.tokens, dx, into, Scratch(x))
         return [own.cpu() for own in (self.tokens.unflat(dx), *itertools.chain(*into))]
+
+    def states_before(self):
+        """Return the hidden states that the steps of each direction read [T, B, H]."""
+        operands = [
+            states_before(own, first, direction)
+            for direction, (own, first) in enumerate(
+                zip(self.y.split(self.problem.hidden_size, 2), self.h0, strict=True)
+            )
+        ]
+        found = [torch.empty(own.source.shape).flatten(0, 1) for own in operands]
+        write_operands(operands, found, self.tokens._replace(by_row=False), self.lengths, self.resets)
+        return [own.view(self.x.shape[:2] + own.shape[1:]) for own in found]
+
+    def inputs(self):
+        """Return the input with zeros after the end of each sequence."""
+        return self.x if self.lengths is None else buffers.zeros_after_ends(self.x, self.lengths)
 
     def expected(self, function=lambda factor: factor.double()):
         """Return them in float64; the function is applied to both factors of each product."""
         size = self.problem.hidden_size
-        before = [
-            torch.cat([first[None], own[:-1]]) if direction == 0 else torch.cat([own[1:], first[None]])
-            for direction, (own, first) in enumerate(zip(self.y.split(size, 2), self.h0, strict=True))
-        ]
         dx, others = 0, []
-        for own, weights, states in zip(self.dgates, self.weights, before, strict=True):
+        for own, weights, states in zip(self.dgates, self.weights, self.states_before(), strict=True):
             sums = function(own.unflatten(-1, (4, -1))[..., :size].flatten(-2)).flatten(0, 1)
             dx = dx + (sums @ function(weights.w_ih)).view(self.x.shape)
-            others += [sums.t() @ function(factor).flatten(0, 1) for factor in (self.x, states)]
+            others += [sums.t() @ function(factor).flatten(0, 1) for factor in (self.inputs(), states)]
         return [dx, *others]
 
     def check(self):
         """Hold the results to the errors that rounding factors causes."""
-        states = torch.cat([self.y.flatten(), self.h0.flatten()])
-        of_x, largest = 0.0, []
-        for own, weights in zip(self.dgates, self.weights, strict=True):
-            most = float(own.abs().max())
-            of_x += most * float(weights.w_ih.abs().max())
-            largest += [most * float(factor.abs().max()) for factor in (self.x, states)]
         tokens = self.problem.time * self.problem.batch
-        counts = [4 * self.problem.hidden_size, *[tokens] * len(largest)]
+        of_x, largest = 0.0, []
+        for own, weights, states in zip(self.dgates, self.weights, self.states_before(), strict=True):
+            most = largest_of_tokens(own)
+            of_x = of_x + 4 * self.problem.hidden_size * most * float(weights.w_ih.abs().max())
+            largest += [tokens * float((most * largest_of_tokens(factor)).max()) for factor in (self.inputs(), states)]
+        names = "dx", *[f"d{name}[{n}]" for n in range(len(self.weights)) for name in ("w_ih", "w_hh")]
         sizes = self.expected(lambda factor: factor.double().abs())
-        every = zip(self.found(), self.expected(), sizes, (of_x, *largest), counts, strict=True)
-        for found, exact, size, most, count in every:
+        every = zip(names, self.found(), self.expected(), sizes, (of_x, *largest), strict=True)
+        for name, found, exact, size, most in every:
             # Both factors of each term are rounded, and the result to float32.
-            allowed = 2.01 * UNIT * size + 2 * count * LEAST * most + 2.0**-149
-            assert ((found - exact).abs() <= allowed).all()
-            assert found.isfinite().all()
+            allowed = 2.01 * UNIT * size + 2 * LEAST * most + 2.0**-149
+            share = ((found - exact).abs() / allowed).nan_to_num(torch.inf)
+            at = tuple(int(place) for place in torch.unravel_index(share.argmax(), share.shape))
+            values = f"{float(found[at]):.9e} instead of {float(exact[at]):.9e}, terms add up to {float(size[at]):.3e}"
+            count = int((share > 1).sum())
+            assert count == 0, (
+                f"{name}{list(at)}: {float(share[at]):.3g} times the allowed error, {values}; {count} wrong"
+            )
+
+
+def of_different_sizes(gradients, values, device="cpu"):
+    """Return factors with gradients that differ from token to token, inputs that differ from feature to feature."""
+    given = Given(device=device)
+    given.dgates *= gradients * torch.logspace(0, -30, 12, base=2).view(4, 3, 1)
+    for tensor in (given.x, given.y, given.h0, *given.weights[0][:2]):
+        tensor *= values
+    given.x *= torch.logspace(0, -20, 13, base=2)
+    return given
+
+
+def largest_of_tokens(values):
+    """Return the largest magnitude of each token [T, B, 1], float64."""
+    return values.double().abs().amax(-1, keepdim=True)

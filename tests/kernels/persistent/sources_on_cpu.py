@@ -95,6 +95,7 @@ class SourcesOnCpu:
 
     Attributes:
         launched: The names of the kernels that were launched.
+        compiled: The names of the sources that were compiled, with their macros.
     """
 
     def __init__(self):
@@ -106,6 +107,10 @@ class SourcesOnCpu:
         name = hashlib.sha256(repr(asked).encode()).digest()
         self._asked[name] = asked
         return name
+
+    @property
+    def compiled(self):
+        return {(source.name, macros) for source, macros, _ in self._asked.values()}
 
     def prepared(self, *given):
         return functools.partial(self.launch, *given)
@@ -162,10 +167,11 @@ def launch_on_cpu(monkeypatch, device):
     monkeypatch.setattr(Device, "probe", classmethod(lambda cls, asked: device))
     for remembered in (
         compiled.launch_of,
-        auxiliary._copying_code,
+        auxiliary.copying_code,
         auxiliary._sorting_code,
         auxiliary._activating_code,
-        half_products._code,
+        half_products._code_of_rows,
+        half_products._code_of_results,
     ):
         remembered.cache_clear()
     return sources

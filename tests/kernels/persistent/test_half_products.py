@@ -13,9 +13,10 @@ from gatewise.contract.saved import Needs
 from gatewise.kernels.cuda import deep_products, toolchain
 from gatewise.kernels.persistent import dry_run
 from gatewise.kernels.persistent.kernel import persistent
-from gatewise.kernels.persistent.launches import SOURCES
+from gatewise.kernels.persistent.launches import SOURCES, builds
+from gatewise.kernels.persistent.launches import half_products as launches_of_half_products
 from gatewise.kernels.persistent.sizes import exactness, half_operands, layer_pairs
-from tests.kernels.persistent.half_factors import UNIT, Given
+from tests.kernels.persistent.half_factors import UNIT, Given, of_different_sizes
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 
 DEVICE = Device.named("a100").replace(multiprocessors=6)  # as in test_sources_on_cpu
@@ -29,7 +30,13 @@ DTYPE = {"DTYPE": 2}
 @pytest.mark.parametrize(
     ("name", "macros"),
     [
-        *(("half_rows", {"WIDTH": width, "THREADS": 256, **DTYPE}) for width in (32, 4096, 12000)),
+        *(
+            (
+                "half_rows",
+                {"WIDTH": width, "THREADS": 256, "BYTES": word, "HALVES": 1, "RESETS": word // 8 % 2, **DTYPE},
+            )
+            for width, word in ((32, 4), (4096, 16), (4096, 8), (12000, 16))
+        ),
         *(("half_results", {"BYTES": word, **DTYPE}) for word in (4, 8, 16)),
         *(("operands", {"BYTES": word, "RESETS": word // 8, "HALVES": 1, **DTYPE}) for word in (4, 16)),
         *(("fit", {"BYTES": word, "HALVES": 1, **DTYPE}) for word in (4, 8, 16)),
@@ -88,6 +95,32 @@ def test_gradients_agree_with_float64(sources, options):
     assert [name for name in sources.launched if name == "recurrent_half_rows"] == rounded
 
 
+def test_kept_gates_are_left_as_they_are_where_gradients_have_memory_of_their_own(sources):
+    problem = PROBLEM.replace(bidirectional=True, traced=True, **RAGGED)
+    inputs = testing.make_inputs(problem)
+    above = testing.make_gradients(problem, inputs)
+    result = persistent.forward(problem, inputs)
+    for kept in result.kept[:2]:  # of each direction, step and row
+        outside = torch.arange(problem.time)[:, None] >= inputs.lengths
+        kept[:, outside] = torch.nan
+    kept = [tensor.clone().view(torch.int32) for tensor in result.kept]
+    persistent.backward(problem, inputs, result, above, Needs())
+    assert all(torch.equal(own, tensor.view(torch.int32)) for own, tensor in zip(kept, result.kept, strict=True))
+    assert "recurrent_half_rows" in sources.launched
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-20, 1e20])
+def test_initial_states_of_any_size(sources, size):
+    """Large ones saturate the gates of the step that reads them, so that its gradients are zero."""
+    problem = PROBLEM.replace(bidirectional=True, **RAGGED)
+    inputs = testing.make_inputs(problem)
+    inputs.h0.mul_(size)
+    gradients = testing.make_gradients(problem, inputs)
+    found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+    for name, value in testing.named(problem, *testing.oracle(problem, inputs, gradients)).items():
+        assert testing.relative_error(found[name], value) < 5e-3, name
+
+
 def test_layers_in_pairs(monkeypatch, sources):
     monkeypatch.setattr(layer_pairs, "stacked_cut", layer_pairs.room_for_two)
     test_gradients_agree_with_float64(sources, {"num_layers": 2, "dropout": 0.4})
@@ -103,6 +136,34 @@ def test_what_is_not_wanted_is_left_out(sources, needs):
     found = persistent.backward(problem, inputs, persistent.forward(problem, inputs), above, needs)
     for wanted, one, other in ((needs.x, [found.x], [every.x]), (needs.weights, found.weights, every.weights)):
         assert all(torch.equal(*both) if wanted else both[0] is None for both in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_layers": 2, "bidirectional": True, **RAGGED},
+        {"hidden_size": 13, "input_size": 31, "resets": True},
+        {"hidden_size": 16, "input_size": 6, "cell": GRU()},
+    ],
+    ids=str,
+)
+def test_the_kernels_around_products_are_built_ahead(sources, monkeypatch, options):
+    """All that a call compiles and nothing else: they would otherwise be compiled in the first step."""
+    monkeypatch.setattr(half_operands, "halves_factors", lambda problem, device: True)
+    problem = PROBLEM.replace(**options)
+    inputs = testing.make_inputs(problem)
+    testing.run_kernel(persistent, problem, inputs, testing.make_gradients(problem, inputs))
+    around = "half_rows.cu", "half_results.cu", "operands.cu", "fit.cu"
+
+    def with_halves(compiled):
+        return {own for own in compiled if own[0] in around and dict(own[1]).get("HALVES", 1)}
+
+    found = with_halves(sources.compiled)
+    ahead = launch_on_cpu(monkeypatch, DEVICE)
+    for each in builds.copies_of(problem, DEVICE):
+        each.compile()
+    assert {name for name, _ in found} == set(around)
+    assert found == with_halves(ahead.compiled)
 
 
 # The products by themselves.
@@ -149,6 +210,98 @@ def test_values_of_any_size(sources, gradients, values):
             torch.equal(own.isinf(), other.float().isinf())
             for own, other in zip(given.found(), given.expected(), strict=True)
         )
+
+
+@pytest.mark.parametrize("gradients", [1e-44, 1e-38, 1e-4, 1e20])
+@pytest.mark.parametrize("values", [1e-42, 1e-20, 1.0, 1e15])
+def test_values_of_very_different_size(sources, gradients, values):
+    of_different_sizes(gradients, values).check()
+
+
+@pytest.mark.parametrize("name", ["x", "h0", "y"])
+@pytest.mark.parametrize("gradient", [0.0, 1e-30, 1e-20])
+def test_a_huge_value_whose_gradients_are_small_costs_other_terms_nothing(sources, name, gradient):
+    """A large hidden state saturates the gates of the step that reads it."""
+    given = Given(directions=2)
+    values = getattr(given, name)
+    values[(1, 2) if name != "h0" else (slice(None), 2)] *= 1e20
+    # The tokens that read these values: x those of the same step, h those of the next one in each direction.
+    steps = {"x": [(0, 1), (1, 1)], "y": [(0, 2), (1, 0)], "h0": [(0, 0), (1, 3)]}[name]
+    for direction, step in steps:
+        given.dgates[direction, step, 2] *= gradient
+    given.check()
+    if gradient * 1e20 < 1:
+        for found, exact in zip(given.found(), given.expected(), strict=True):
+            assert testing.relative_error(found, exact) < 3 * UNIT
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_the_largest_values_without_gradients_cost_the_smallest_terms_nothing(sources, name):
+    """A term that is zero is smaller than any other, whatever its factors are."""
+    given = Given()
+    given.dgates *= 1e-30
+    for tensor in (given.x, given.y, given.h0):
+        tensor *= 1e-10
+    getattr(given, name)[1, 2] = 1e38
+    given.dgates[0, {"x": 1, "y": 2}[name], 2] = 0
+    given.check()
+    for found, exact in zip(given.found()[1:], given.expected()[1:], strict=True):
+        assert testing.relative_error(found, exact) < 3 * UNIT
+
+
+@pytest.mark.parametrize("place", [250, 260, 520])
+def test_wide_inputs_with_the_largest_values_anywhere(sources, place):
+    """A thread reads several values of a token."""
+    given = Given((4, 3, 523, 11))
+    given.x[..., place] *= 1e10
+    given.check()
+
+
+@pytest.mark.parametrize("blocks", [1, 5])
+def test_blocks_that_take_several_tokens(sources, monkeypatch, blocks):
+    monkeypatch.setattr(launches_of_half_products, "_MOST_BLOCKS", blocks)
+    given = Given(directions=2)
+    given.dgates *= torch.logspace(0, -30, 12, base=2).view(4, 3, 1)
+    given.check()
+
+
+def test_a_tiny_gradient_with_the_largest_terms_counts(sources):
+    given = Given()
+    given.dgates *= 1e-10
+    given.dgates[0, 2, 1] *= 1e-10
+    given.x[2, 1] *= 1e30
+    given.check()
+    found, exact = given.found()[1], given.expected()[1]
+    assert testing.relative_error(found, exact) < 3 * UNIT
+
+
+@pytest.mark.parametrize("name", ["dgates", "x", "h"])
+@pytest.mark.parametrize("time", [1, 4])
+def test_what_is_zero_in_every_token(sources, name, time):
+    given = Given((time, 3, 13, 11), directions=2)
+    for tensor in (given.y, given.h0) if name == "h" else (getattr(given, name),):
+        tensor.zero_()
+    given.check()
+    zeros = [not found.any() for found in given.found()]
+    assert zeros == [name == "dgates", *2 * [name in ("dgates", "x"), name in ("dgates", "h")]]
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("lengths", [None, [4, 0, 2]], ids=str)
+@pytest.mark.parametrize("size", [1.0, 1e25])
+def test_hidden_states_before_a_reset_count_for_nothing(sources, size, lengths, by_row):
+    """A hidden state that no step reads may have any size."""
+    resets = torch.zeros(4, 3, dtype=torch.bool)
+    resets[0, 0] = resets[2, 0] = resets[1, 2] = True
+    lengths = None if lengths is None else torch.tensor(lengths)
+    given = Given(directions=2, by_row=by_row, lengths=lengths, resets=resets)
+    # Step 1 hands its state over the border before step 2 to the one direction, step 2 to the other.
+    given.y[1, 0, :11] *= size
+    given.y[2, 0, 11:] *= size
+    given.h0[0, 0] *= size
+    given.check()
+    for found, exact in zip(given.found(), given.expected(), strict=True):
+        assert testing.relative_error(found, exact) < 3 * UNIT
 
 
 def test_zeros(sources):

@@ -7,13 +7,13 @@ struct alignas(BYTES) Word {
     float at[BYTES / 4];
 };
 
-// The products of a row have the powers of two of the row's gradients and of the other factor, or of the largest gradient.
+// A row of a product has the powers of two of the row's gradients and of the matrix, or that of all terms of a sum over tokens.
 struct Part {
-    const Word* product;    // or null
-    long long stride;       // the distance from one row of the product to the next, in words
-    const int* exponents;   // of each row; null where the result is a sum over tokens
-    const int* largest_gradient;
-    const int* largest;     // of the other factor
+    const Word* product;      // or null
+    long long stride;         // the distance from one row of the product to the next, in words
+    const int* exponents;     // of each row's gradients; null where the result is a sum over tokens
+    const int* largest;       // the bits of the matrix's largest magnitude
+    const int* largest_term;  // the exponent of the largest terms of a sum over tokens
 };
 
 struct Result {
@@ -27,20 +27,24 @@ struct Results {
     Result of[2];
 };
 
-__device__ __forceinline__ Scale scale_of(const Part& own, int row) {
-    const int gradients = own.exponents ? own.exponents[row] : exponent_of_largest(*own.largest_gradient);
-    return Scale::of(gradients + exponent_of_largest(*own.largest) - 2 * TOP);
+// The exponent that all rows have, and the power of two of a row.
+__device__ __forceinline__ int exponent_of(const Part& own) {
+    return own.exponents ? exponent_of_largest(*own.largest) : *own.largest_term;
+}
+__device__ __forceinline__ Scale scale_of(const Part& own, int exponent, int row) {
+    return Scale::of(exponent + (own.exponents ? own.exponents[row] : 0) - 2 * TOP);
 }
 
 extern "C" __global__ void recurrent_half_results(const Results p) {
     const Result& own = p.of[blockIdx.y];
     const bool both = own.parts[1].product;
+    const int exponent = exponent_of(own.parts[0]), exponent_of_other = both ? exponent_of(own.parts[1]) : 0;
     for (int row = blockIdx.x; row < own.rows; row += gridDim.x) {
         const size_t place = row / own.group * own.product_group + row % own.group;
         const Word* const products = own.parts[0].product + place * own.parts[0].stride;
         const Word* const others = both ? own.parts[1].product + place * own.parts[1].stride : products;
-        const Scale scale = scale_of(own.parts[0], row);
-        const Scale other = both ? scale_of(own.parts[1], row) : scale;
+        const Scale scale = scale_of(own.parts[0], exponent, row);
+        const Scale other = both ? scale_of(own.parts[1], exponent_of_other, row) : scale;
         for (int column = threadIdx.x; column < own.columns; column += blockDim.x) {
             Word word = products[column];
             const Word more = both ? others[column] : word;

@@ -1,25 +1,30 @@
 // Powers of two by which float32 values are multiplied before they are rounded to float16, and results after the product.
 //
 // Float16 has as many mantissa bits as TF32, but fewer exponents. Values are therefore multiplied by the power of two that
-// brings the largest of them to [2^14, 2^15), which loses nothing. That power is 2^(TOP - e) with e the biased exponent of the
-// largest, and is never stored: what is stored is e of each row of gradients, and the bits of the largest magnitude of
-// everything else.
+// brings the largest of them to [2^14, 2^15), which loses nothing. Powers are never stored, but the exponents of largest values:
+// e for a value in [2^e, 2^(e + 1)), counted from that of the smallest number, 2^-149, so that none is negative.
 #pragma once
 #include "numbers.cuh"
 
-constexpr int TOP = 14 + Float32::EXPONENT_BIAS;
+constexpr int SMALLEST = Float32::EXPONENT_BIAS - 1 + Float32::MANTISSA_BITS;  // the smallest number is 2^-SMALLEST
+constexpr int TOP = 14 + SMALLEST;
+constexpr int NOTHING = -1024;  // in place of the exponent of 0; sums with it are negative, and powers of two as small as can be
 
-// The biased exponent of the largest magnitude, from its bits; numbers below the smallest normal one count as that one. The
-// bits are negative where there is no finite number.
-__device__ __forceinline__ int exponent_of_largest(int bits) { return max(bits >> Float32::MANTISSA_BITS, 1); }
+// The exponent of the largest magnitude, from its bits, which are 0 or negative where no finite number other than 0 is. The
+// mantissa of a subnormal number is a whole number of the smallest one.
+__device__ __forceinline__ int exponent_of_largest(int bits) {
+    const int normal = bits >> Float32::MANTISSA_BITS;
+    const int exponent = normal ? normal - Float32::EXPONENT_BIAS + SMALLEST : Float32::exponent_of((float)bits) - Float32::EXPONENT_BIAS;
+    return bits > 0 ? exponent : NOTHING;
+}
 
-// A multiplication by 2^exponent for exponents up to 252, in two steps because float32 has no powers beyond 2^127. Below
-// 2^-252 every product of float16 numbers is 0 in float32, as it is here.
+// A multiplication by 2^exponent, in two steps because float32 has no powers beyond 2^127. Larger exponents than 252 are needed
+// for zeros only. Below 2^-252 every product of float16 numbers is 0 in float32, and every float32 number in float16.
 struct Scale {
     float first, second;
 
     __device__ __forceinline__ static Scale of(int exponent) {
-        const int all = max(exponent, -252), part = all / 2;
+        const int all = min(max(exponent, -252), 252), part = all / 2;
         return {Float32::power_of_two(Float32::EXPONENT_BIAS + part), Float32::power_of_two(Float32::EXPONENT_BIAS + all - part)};
     }
     __device__ __forceinline__ float operator()(float value) const { return value * first * second; }

@@ -8,14 +8,11 @@ launches in one place.
 """
 
 from gatewise.kernels.persistent.launches.auxiliary import (
-    Operand,
-    Scale,
     activate,
     fill_unwritten,
     halved,
     longest_first,
     resized,
-    write_operands,
 )
 from gatewise.kernels.persistent.launches.compiled import (
     SOURCES,
@@ -26,8 +23,9 @@ from gatewise.kernels.persistent.launches.compiled import (
     pair_launch,
 )
 from gatewise.kernels.persistent.launches.failure import raise_if_given_up
-from gatewise.kernels.persistent.launches.half_products import Factor, HalfResult, Part, halve_rows, write_results
+from gatewise.kernels.persistent.launches.half_products import HalfResult, Matrix, Part, Rows, halve_rows, write_results
 from gatewise.kernels.persistent.launches.masks import Masks
+from gatewise.kernels.persistent.launches.operands import Operand, Scale, write_operands
 from gatewise.kernels.persistent.launches.passes import (
     BetweenLayers,
     LayerWeights,
@@ -51,16 +49,17 @@ from gatewise.kernels.persistent.launches.tokens import Tokens
 __all__ = [
     "SOURCES",
     "BetweenLayers",
-    "Factor",
     "HalfResult",
     "KeptRows",
     "Launch",
     "LayerWeights",
     "Masks",
+    "Matrix",
     "Operand",
     "Pair",
     "Part",
     "RowWeights",
+    "Rows",
     "Scale",
     "Tokens",
     "activate",

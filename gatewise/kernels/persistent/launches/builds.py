@@ -15,8 +15,10 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.launches import Launch, backward_launch, forward_launch, pair_launch
 from gatewise.kernels.persistent.launches.auxiliary import Copying
-from gatewise.kernels.persistent.sizes import layer_pairs
+from gatewise.kernels.persistent.launches.half_products import Rounding
+from gatewise.kernels.persistent.sizes import half_operands, layer_pairs
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
+from gatewise.kernels.sums import SUMS
 
 
 class Compilation(Protocol):
@@ -45,15 +47,28 @@ def launches_of(problem: Problem, device: Device) -> list[Launch]:
     return needed
 
 
-def copies_of(problem: Problem, device: Device) -> list[Copying]:
-    """Return the kernels with which a call pads and gathers rows whose addresses are aligned, around its passes."""
+def copies_of(problem: Problem, device: Device) -> list[Compilation]:
+    """Return the kernels that copy and scale rows whose addresses are aligned, around the passes of a call."""
     size, architecture = problem.dtype.itemsize, device.architecture
     padded = {each for each in (problem.hidden_size, problem.input_size) if hidden_of(each) != each}
-    found = [Copying("fit", math.gcd(16, size * each), architecture) for each in padded]
+    found: list[Compilation] = [Copying("fit", math.gcd(16, size * each), architecture) for each in padded]
     if problem.needs_grad and (problem.layout is not Layout.DENSE or problem.resets):
         word = math.gcd(16, size * problem.hidden_size)
         found.append(Copying("operands", word, architecture, problem.resets))
-    return found
+    return [*found, *_around_half_products(problem, device)]
+
+
+def _around_half_products(problem: Problem, device: Device) -> Iterator[Compilation]:
+    # As the schedule `half_products` launches them.
+    architecture, resets = device.architecture, problem.resets
+    for features, x in half_operands.layers(problem, device):
+        of_x, of_states = (math.gcd(16, 4 * each) for each in (features, problem.state_size))
+        both = math.gcd(of_x, of_states)
+        yield Rounding.of_rows(SUMS * hidden_of(problem.hidden_size), both, architecture, resets=resets)
+        yield Copying("operands", both, architecture, resets, halves=True)
+        yield from (Rounding.of_results(word, architecture) for word in (of_x, of_states))
+        if x:
+            yield Copying("fit", of_x, architecture, halves=True)
 
 
 def build_launches(problem: Problem, device: torch.device) -> None:

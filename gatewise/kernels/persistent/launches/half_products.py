@@ -14,96 +14,114 @@ from torch import Tensor
 from gatewise.contract.device import Device
 from gatewise.kernels.cuda import driver, formats, toolchain
 from gatewise.kernels.persistent.launches.compiled import SOURCES, on
+from gatewise.kernels.persistent.launches.operands import Operand, SourceStruct, TokensStruct
+from gatewise.kernels.persistent.launches.tokens import Tokens
 
-MOST_FACTORS = 7
+_DIRECTIONS = 2
+_OPERANDS = 2
 _MOST_RESULTS = 2
 _THREADS = 256
 _RESULT_THREADS = 128
 _MOST_BLOCKS = 4096  # several times as many as are at work at once, so that all multiprocessors end at the same time
 
 
-class Factor(NamedTuple):
-    """Values of which the largest finite magnitude is wanted.
+class Rows(NamedTuple):
+    """The gradients of the gate sums of a direction, with what is multiplied with them.
 
     Attributes:
-        values: The values [T, B, any] or [rows, any], float32, with consecutive values in each row.
-        largest: The memory for its bits, int32, filled by `fill_unwritten`; several factors may have the same.
-        ragged: Whether values after the end of a sequence count for nothing.
+        values: The gradients [tokens, 4H], float32, contiguous.
+        exponents: The memory for the exponent of the largest value of each row [tokens], int32, see scales.cuh.
+        operands: The operands of sums over tokens, at most two.
+        largest_terms: For each, the memory for the exponent of the largest terms, int32, filled by `fill_unwritten`.
+    """
+
+    values: Tensor
+    exponents: Tensor
+    operands: Sequence[Operand] = ()
+    largest_terms: Sequence[Tensor] = ()
+
+
+class Matrix(NamedTuple):
+    """A matrix of which the largest finite magnitude is wanted.
+
+    Attributes:
+        values: The values, float32, contiguous.
+        largest: The memory for the bits of the largest magnitude, int32, filled by `fill_unwritten`.
     """
 
     values: Tensor
     largest: Tensor
-    ragged: bool = False
 
 
-class _Factor(ctypes.Structure):
-    """The struct `Factor` of half_rows.cu, field by field."""
+class _Rows(ctypes.Structure):
+    """The struct `Rows` of half_rows.cu, field by field."""
 
     _fields_ = [
-        ("values", ctypes.c_void_p),
-        *((name, ctypes.c_longlong) for name in ("step", "row")),
-        ("largest", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("columns", "time", "batch", "ragged")),
+        *((name, ctypes.c_void_p) for name in ("values", "exponents")),
+        ("sources", SourceStruct * _OPERANDS),
+        ("largest_terms", ctypes.c_void_p * _OPERANDS),
     ]
+
+
+class _Matrix(ctypes.Structure):
+    """The struct `Matrix` of half_rows.cu, field by field."""
+
+    _fields_ = [("values", ctypes.c_void_p), ("count", ctypes.c_longlong), ("largest", ctypes.c_void_p)]
 
 
 class _HalfRows(ctypes.Structure):
     """The struct `HalfRows` of half_rows.cu, field by field."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p * 2) for name in ("rows", "exponents", "largest")),
-        ("of", _Factor * MOST_FACTORS),
-        ("lengths", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("tokens", "directions")),
+        ("rows", _Rows * _DIRECTIONS),
+        ("matrices", _Matrix * _DIRECTIONS),
+        ("tokens", TokensStruct),
+        ("directions", ctypes.c_int),
     ]
 
 
 def halve_rows(
-    rows: Sequence[Tensor],
-    exponents: Sequence[Tensor],
-    largest: Sequence[Tensor],
-    factors: Sequence[Factor],
+    rows: Sequence[Rows],
+    matrices: Sequence[Matrix],
+    tokens: Tokens,
     lengths: Tensor | None,
+    resets: Tensor | None = None,
 ) -> None:
-    """Round matrices to float16 in place, each row multiplied by a power of two, and find the largest of other values.
+    """Round gradients to float16 in place, and find the exponents by which the factors of their products are scaled.
 
-    The float16 values of a row, the largest of which is in [2^14, 2^15), take the first half of the row's memory.
+    Each row is multiplied by a power of two, so that its largest value is in [2^14, 2^15). Its float16 values take the
+    first half of its memory. Values after the end of a sequence count for nothing, nor do hidden states before a reset.
 
     Args:
-        rows: The gradients of gate sums of each direction [tokens, 4H], float32, contiguous.
-        exponents: The memory for the biased exponent of the largest value of each row [tokens], int32.
-        largest: The memory for the bits of the largest magnitude of each matrix, int32, filled by `fill_unwritten`.
-        factors: The other factors, at most `MOST_FACTORS`.
+        rows: The gradients of each direction.
+        matrices: The other matrices, at most two.
+        tokens: The order of the tokens.
         lengths: The sequence lengths [B] on the device, int64, or None.
+        resets: The steps at which episodes begin [T, B], as in `write_operands`, or None.
     """
-    tokens, width = rows[0].shape
-    if rows[0].is_meta or not tokens:
+    count, width = rows[0].values.shape
+    own = [each._replace(operands=[operand.with_contiguous_rows() for operand in each.operands]) for each in rows]
+    if rows[0].values.is_meta or not count:
         return
+    device = rows[0].values.device
+    word = math.gcd(16, *(operand.alignment for each in own for operand in each.operands))
     arguments = _HalfRows(
-        *(_addresses(tensors) for tensors in (rows, exponents, largest)),
-        (_Factor * MOST_FACTORS)(*[_factor(own, lengths is not None) for own in factors]),
-        None if lengths is None else lengths.data_ptr(),
-        tokens,
+        (_Rows * _DIRECTIONS)(*[_rows(each, word) for each in own]),
+        (_Matrix * _DIRECTIONS)(*[_Matrix(m.data_ptr(), m.numel(), found.data_ptr()) for m, found in matrices]),
+        TokensStruct.of(tokens, lengths, resets, tokens.time),
         len(rows),
     )
-    device = rows[0].device
-    grid = min(tokens, _MOST_BLOCKS), len(rows) + len(factors), 1
+    grid = min(count, _MOST_BLOCKS), len(rows) + len(matrices), 1
     shape = driver.Shape(grid, _THREADS, 0, cooperative=False)
     with on(device):
-        binary = _code("half_rows", device, WIDTH=width, THREADS=_THREADS)
+        binary = _code_of_rows(width, word, device, resets is not None)
         driver.launch(binary, "recurrent_half_rows", shape, arguments, device)
 
 
-def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * 2)(*[tensor.data_ptr() for tensor in tensors])
-
-
-def _factor(own: Factor, ragged: bool) -> _Factor:
-    values = own.values if own.values.dim() == 3 else own.values.unsqueeze(0)
-    time, batch, columns = values.shape
-    step, row, _ = values.stride()
-    address, largest = values.data_ptr(), own.largest.data_ptr()
-    return _Factor(address, step, row, largest, columns, time, batch, ragged and own.ragged)
+def _rows(own: Rows, word: int) -> _Rows:
+    sources = (SourceStruct * _OPERANDS)(*[SourceStruct.of(operand, word) for operand in own.operands])
+    terms = (ctypes.c_void_p * _OPERANDS)(*[found.data_ptr() for found in own.largest_terms])
+    return _Rows(own.values.data_ptr(), own.exponents.data_ptr(), sources, terms)
 
 
 class Part(NamedTuple):
@@ -111,15 +129,15 @@ class Part(NamedTuple):
 
     Attributes:
         product: The product [rows, any], float32, with any distance between rows.
-        largest: The bits of the largest magnitude of the other factor.
-        largest_gradient: The bits of the largest magnitude of all gradients, if the product is a sum over tokens.
-        exponents: The exponent of each row's gradients [rows] otherwise.
+        largest_term: The exponent of the largest terms, int32, if the product is a sum over tokens.
+        exponents: Otherwise, the exponent of each row's gradients [rows], int32.
+        largest: Otherwise, the bits of the largest magnitude of the other factor, int32.
     """
 
     product: Tensor
-    largest: Tensor
-    largest_gradient: Tensor | None = None
+    largest_term: Tensor | None = None
     exponents: Tensor | None = None
+    largest: Tensor | None = None
 
 
 class HalfResult(NamedTuple):
@@ -142,7 +160,7 @@ class _Part(ctypes.Structure):
     _fields_ = [
         ("product", ctypes.c_void_p),
         ("stride", ctypes.c_longlong),
-        *((name, ctypes.c_void_p) for name in ("exponents", "largest_gradient", "largest")),
+        *((name, ctypes.c_void_p) for name in ("exponents", "largest", "largest_term")),
     ]
 
 
@@ -171,7 +189,7 @@ def write_results(results: Sequence[HalfResult]) -> None:
     device, rows = results[0].into.device, max(own.into.shape[0] for own in results)
     shape = driver.Shape((min(rows, _MOST_BLOCKS), len(results), 1), _RESULT_THREADS, 0, cooperative=False)
     with on(device):
-        binary = _code("half_results", device, BYTES=word)
+        binary = _code_of_results(word, device)
         driver.launch(binary, "recurrent_half_results", shape, arguments, device)
 
 
@@ -188,11 +206,50 @@ def _result(own: HalfResult, values: int) -> _Result:
 
 
 def _part(own: Part, values: int) -> _Part:
-    of_gradients = [None if each is None else each.data_ptr() for each in (own.exponents, own.largest_gradient)]
-    return _Part(own.product.data_ptr(), own.product.stride(0) // values, *of_gradients, own.largest.data_ptr())
+    each = [None if found is None else found.data_ptr() for found in (own.exponents, own.largest, own.largest_term)]
+    return _Part(own.product.data_ptr(), own.product.stride(0) // values, *each)
 
 
 @functools.lru_cache(maxsize=128)
-def _code(name: str, device: torch.device, **sizes: int) -> bytes:
-    macros = {**sizes, **formats.macros(torch.float32)}
-    return toolchain.compile_source(SOURCES / f"{name}.cu", Device.probe(device).architecture, macros)
+def _code_of_rows(width: int, word: int, device: torch.device, resets: bool) -> bytes:
+    return Rounding.of_rows(width, word, Device.probe(device).architecture, resets=resets).compile()
+
+
+@functools.lru_cache(maxsize=16)
+def _code_of_results(word: int, device: torch.device) -> bytes:
+    return Rounding.of_results(word, Device.probe(device).architecture).compile()
+
+
+class Rounding(NamedTuple):
+    """The machine code of a kernel around float16 products.
+
+    Attributes:
+        name: The name of the source: "half_rows" or "half_results".
+        architecture: The architecture.
+        sizes: The template parameters.
+    """
+
+    name: str
+    architecture: str
+    sizes: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of_rows(cls, width: int, word: int, architecture: str, *, resets: bool) -> Rounding:
+        """Return the code that rounds rows of gradients of a width and reads other values in words of some bytes."""
+        sizes = {"WIDTH": width, "THREADS": _THREADS, "BYTES": word, "HALVES": 1, "RESETS": int(resets)}
+        return cls("half_rows", architecture, (*sizes.items(),))
+
+    @classmethod
+    def of_results(cls, word: int, architecture: str) -> Rounding:
+        """Return the code that scales results back, in words of a number of bytes."""
+        return cls("half_results", architecture, (("BYTES", word),))
+
+    @property
+    def source(self) -> Rounding:
+        """The key of the machine code."""
+        return self
+
+    def compile(self) -> bytes:
+        """Compile the source, or take it from the cache on the disk."""
+        macros = {**dict(self.sizes), **formats.macros(torch.float32)}
+        return toolchain.compile_source(SOURCES / f"{self.name}.cu", self.architecture, macros)

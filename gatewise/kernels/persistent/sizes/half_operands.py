@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 from gatewise.contract import ranking
 from gatewise.contract.device import Device
@@ -54,11 +55,10 @@ def uses_halves(problem: Problem, features: int, device: Device, *, x: bool, wei
     return cost < 0
 
 
-def work(problem: Problem, device: Device) -> Work:
-    """Return what float16 factors add to the work of a training call, the operations in them marked as such."""
-    total = Work()
+def layers(problem: Problem, device: Device) -> Iterator[tuple[int, bool]]:
+    """Yield the input features of each layer with float16 factors in a training call, and whether for x, too."""
     if not problem.needs_grad or not halves_factors(problem, device):
-        return total
+        return
     together = layer_pairs.stacked_cut(problem, device, backward=True) is not None
     for layer in range(problem.num_layers):
         features, x = (
@@ -66,9 +66,16 @@ def work(problem: Problem, device: Device) -> Work:
             not (together and layer % 2),
         )  # the loop of a pair makes the other
         if uses_halves(problem, features, device, x=x, weights=True):
-            flops = sum(_of_weights(problem, features)) + x * _of_input(problem, features)
-            total += Work(half_flops=problem.num_directions * flops)
-            total += _around(problem, features, x=x, weights=True)
+            yield features, x
+
+
+def work(problem: Problem, device: Device) -> Work:
+    """Return what float16 factors add to the work of a training call, the operations in them marked as such."""
+    total = Work()
+    for features, x in layers(problem, device):
+        flops = sum(_of_weights(problem, features)) + x * _of_input(problem, features)
+        total += Work(half_flops=problem.num_directions * flops)
+        total += _around(problem, features, x=x, weights=True)
     return total
 
 
@@ -92,7 +99,7 @@ def _around(problem: Problem, features: int, *, x: bool, weights: bool) -> Work:
         launches += directions + 1
     if weights:
         states = hidden_of(problem.state_size)
-        moved += tokens * (columns + directions * states) * 4  # the largest of them
+        moved += directions * tokens * (columns + states) * 4  # the largest of them
         moved += directions * (tokens * _ROUNDED + rows * 8) * (columns + states)
         launches += 1 + directions - copies_states(problem) * directions
     return Work(bytes_moved=moved, launches=launches)
