@@ -61,7 +61,7 @@ def widened(mm, left, right, out):
 def sources(monkeypatch):
     """Run the sources on the CPU, with float16 factors."""
     monkeypatch.setattr(deep_products, "mm", functools.partial(widened, deep_products.mm))
-    monkeypatch.setattr(half_operands, "uses_halves", lambda problem, features, device, *, x, weights: x or weights)
+    monkeypatch.setattr(half_operands, "uses_halves", lambda *given, x, weights, stacked: x or weights)
     for limit in ("_UNROUNDED_HIDDEN", "_SMALL_HIDDEN"):  # so that small layers round, too
         monkeypatch.setattr(exactness, limit, 0)
     return launch_on_cpu(monkeypatch, DEVICE)
@@ -357,6 +357,8 @@ def test_sums_stay_in_float32_where_the_user_allows_float16(sources, monkeypatch
 
 # The choice.
 
+TWO_LAYERS = Problem(100, 64, 1024, 1024, num_layers=2, dtype=torch.float32, allow_tf32=True, needs_grad=True)
+
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
@@ -370,27 +372,41 @@ def test_sums_stay_in_float32_where_the_user_allows_float16(sources, monkeypatch
     ids=str,
 )
 def test_float16_factors_are_used_where_they_save_time(changes, expected):
-    problem = Problem(100, 64, 1024, 1024, dtype=torch.float32, allow_tf32=True, needs_grad=True).replace(**changes)
-    assert half_operands.uses_halves(problem, 1024, H200, x=True, weights=True) is expected
+    problem = TWO_LAYERS.replace(**changes)
+    wanted = {"x": True, "weights": True, "stacked": True}
+    assert half_operands.uses_halves(problem, 1024, H200, **wanted) is expected
     assert bool(persistent.work(problem, H200).half_flops) is expected
-    assert not half_operands.uses_halves(problem, 1024, H200, x=False, weights=False)
-    assert not half_operands.uses_halves(problem, 1024, Device.named("a100"), x=True, weights=True)
+    assert not half_operands.uses_halves(problem, 1024, H200, x=False, weights=False, stacked=True)
+    assert not half_operands.uses_halves(problem, 1024, Device.named("a100"), **wanted)
+
+
+def test_the_first_layer_keeps_its_products(monkeypatch):
+    """The columns of an input may be of very different size, which one power of two for all does not suit."""
+    assert not half_operands.uses_halves(TWO_LAYERS, 1024, H200, x=True, weights=True, stacked=False)
+    assert not persistent.work(TWO_LAYERS.replace(num_layers=1), H200).half_flops
+    asked = []
+    monkeypatch.setattr(half_operands, "uses_halves", lambda *given, **wanted: asked.append(wanted["stacked"]))
+    for remembered in (dry_run._memory_of,):
+        remembered.cache_clear()
+    persistent.workspace_bytes(TWO_LAYERS.replace(num_layers=3, bidirectional=True), H200)
+    dry_run._memory_of.cache_clear()
+    assert {True, False} == set(asked)
+    assert asked.count(True) == 2 * asked.count(False)
 
 
 def test_without_products_that_widen_nothing_changes(monkeypatch):
-    problem = Problem(100, 64, 1024, 1024, dtype=torch.float32, allow_tf32=True, needs_grad=True)
     monkeypatch.setattr(half_operands, "widens", lambda: False)
-    assert not half_operands.uses_halves.__wrapped__(problem, 1024, H200, x=True, weights=True)
+    assert not half_operands.uses_halves.__wrapped__(TWO_LAYERS, 1024, H200, x=True, weights=True, stacked=True)
 
 
 def test_float16_factors_take_no_more_memory(monkeypatch):
     """They take that of the gradients, besides the input weights; copies of hidden states are no longer made."""
-    problem = Problem(50, 64, 1024, 1024, dtype=torch.float32, allow_tf32=True, needs_grad=True, bidirectional=True)
+    problem = TWO_LAYERS.replace(time=50, bidirectional=True)
     dry_run._memory_of.cache_clear()
     found = persistent.workspace_bytes(problem, H200)
     monkeypatch.setattr(half_operands, "uses_halves", lambda *given, **wanted: False)
     dry_run._memory_of.cache_clear()
     plain = persistent.workspace_bytes(problem, H200)
     dry_run._memory_of.cache_clear()
-    weights = 4 * 1024 * 1024 * 2
+    weights = 4 * 1024 * 2048 * 2
     assert found - plain <= weights + (64 << 10)

@@ -31,7 +31,7 @@ def choose(monkeypatch):
         monkeypatch.setattr(
             half_operands,
             "uses_halves",
-            lambda problem, features, device, *, x, weights: (
+            lambda problem, features, device, *, x, weights, stacked: (
                 halves and (x or weights) and half_operands.halves_factors(problem, device)
             ),
         )
@@ -157,7 +157,7 @@ def test_replays_and_captures_compute_the_same(choose):
 
 
 def test_float16_factors_are_used():
-    problem = in_tf32(Problem(100, 64, 512, 512))
+    problem = in_tf32(Problem(100, 64, 512, 512, num_layers=2))
     inputs = testing.make_inputs(problem, "cuda")
     gradients = testing.make_gradients(problem, inputs)
     _forget()

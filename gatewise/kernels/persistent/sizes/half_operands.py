@@ -29,7 +29,7 @@ def halves_factors(problem: Problem, device: Device) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def uses_halves(problem: Problem, features: int, device: Device, *, x: bool, weights: bool) -> bool:
+def uses_halves(problem: Problem, features: int, device: Device, *, x: bool, weights: bool, stacked: bool) -> bool:
     """Whether the products of a layer are made of float16 factors, by measured times of products and copies.
 
     Args:
@@ -38,8 +38,11 @@ def uses_halves(problem: Problem, features: int, device: Device, *, x: bool, wei
         device: The device.
         x: Whether the gradient of x is wanted.
         weights: Whether the gradients of the weights are wanted.
+        stacked: Whether x is the output of the layer below. All columns of x have one power of two, so that a column
+            that is 2^28 times smaller than another one would lose its gradient. Hidden states do not differ so much,
+            but the columns of an input may: one that holds times in seconds, say.
     """
-    if not halves_factors(problem, device) or not (x or weights):
+    if not stacked or not halves_factors(problem, device) or not (x or weights):
         return False
     measured = ranking.weights(device, "persistent float16 factors")
     if problem.time * problem.batch < measured["least_tokens"]:
@@ -61,11 +64,9 @@ def layers(problem: Problem, device: Device) -> Iterator[tuple[int, bool]]:
         return
     together = layer_pairs.stacked_cut(problem, device, backward=True) is not None
     for layer in range(problem.num_layers):
-        features, x = (
-            problem.layer_input_size(layer),
-            not (together and layer % 2),
-        )  # the loop of a pair makes the other
-        if uses_halves(problem, features, device, x=x, weights=True):
+        features = problem.layer_input_size(layer)
+        x = not (together and layer % 2)  # the loop of a pair makes the other
+        if uses_halves(problem, features, device, x=x, weights=True, stacked=layer > 0):
             yield features, x
 
 
