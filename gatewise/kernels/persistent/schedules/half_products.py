@@ -25,8 +25,9 @@ may have the gradient of n's other sum).
 
 Factors that are too small become zeros; an infinity may therefore give NaN where TF32 gives an infinity. NaN gives NaN.
 
-Apart from W', factors take no memory where x has at most twice as many features as there are hidden units: dG' is in the first half of each row of dG, x' and h' are in the second half, and
-before them the product for the gradient of x is there, if that needs memory.
+Apart from W', factors take no memory where x has at most twice as many features as there are hidden units: dG' is in
+the first half of each row of dG, x' and h' are in the second half, and before them the product for the gradient of x is
+there, if that needs memory.
 """
 
 from __future__ import annotations
