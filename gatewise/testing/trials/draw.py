@@ -25,9 +25,10 @@ _WIDEST = {"cuda": 1700, "cpu": 70}
 _SLOW, _LONGEST_OF_SLOW = ("eager", "aten"), 150  # loops over steps in Python, or in PyTorch
 _OF_PYTORCH = ("auto", "aten", "cudnn")
 _OTHER_CELLS = tuple(cell.name for cell in SHIPPED if cell.name != "lstm")
-_LOOPS = tuple(cell.name for cell in SHIPPED if not in_pytorch(cell))  # their reference is a loop over steps in Python
+# The reference is a loop over steps in Python: of these cells always, of the others with lengths, resets or masks.
+_LOOPS = tuple(cell.name for cell in SHIPPED if not in_pytorch(cell))
 _RATES = (0.1, 0.5)
-_LONGEST_WITH_RESETS = 600  # the reference collects episodes one by one on the CPU
+_LONGEST_WITH_RESETS = 600  # the reference is a loop over the steps of the longest episode
 _WORK = {"cuda": 2e11, "cpu": 2e8}
 DTYPES = {"cuda": ("bfloat16", "float16", "float32", "float32", "float64"), "cpu": ("float32", "float64")}
 """The dtypes of parameters to draw from, by device."""
