@@ -114,7 +114,7 @@ def draw(
     """
     shared = {} if like is None else {name: getattr(like, name) for name in _COMPILED}
     while True:
-        drawn = _drawn(generator, device, kernels, dtypes, sizes)
+        drawn = _drawn(generator, device, kernels, dtypes, sizes, like)
         setting = _settled(dataclasses.replace(drawn, **shared))
         work = 8.0 * setting.time * setting.batch * setting.hidden_size * setting.num_layers
         work *= (1 + setting.bidirectional) * (setting.hidden_size + setting.input_size)
@@ -123,12 +123,17 @@ def draw(
 
 
 def _drawn(
-    generator: random.Random, device: str, kernels: Sequence[str], dtypes: Sequence[str], sizes: Sizes
+    generator: random.Random,
+    device: str,
+    kernels: Sequence[str],
+    dtypes: Sequence[str],
+    sizes: Sizes,
+    like: Setting | None,
 ) -> Setting:
     def rarely(value: _T, usual: _T, chance: float = 0.15) -> _T:
         return value if generator.random() < chance else usual
 
-    hidden = generator.choice(sizes.widths)
+    hidden = generator.choice(sizes.widths) if like is None else like.hidden_size
     time = min(_LONGEST[device], max(1, int(_LONGEST[device] ** generator.random()) + generator.randrange(16)))
     kernel = rarely("auto", generator.choice(kernels), 0.4)
     cell = rarely(generator.choice(_OTHER_CELLS), "lstm", 0.4)

@@ -122,3 +122,15 @@ def test_cells_that_normalize_have_two_units_or_more():
     found = [one for one in many() if one.cell in ("layer_norm_lstm", "layer_norm_gru")]
     assert min(one.hidden_size for one in found) == 2
     assert min(one.hidden_size for one in many()) == 1
+
+
+@functools.cache
+def many_from_families():
+    generator, own = random.Random(0), families(3, "cuda", KERNELS)
+    return [draw(generator, "cuda", KERNELS, DTYPES, sizes(3, "cuda"), generator.choice(own)) for _ in range(4000)]
+
+
+@pytest.mark.parametrize("found", [many, many_from_families])
+def test_three_settings_of_ten_have_as_many_features_as_units(found):
+    equal = sum(one.input_size == one.hidden_size for one in found()) / len(found())
+    assert 0.25 < equal < 0.45  # with small sizes also by chance
