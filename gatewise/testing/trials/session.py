@@ -40,7 +40,7 @@ class Tally:
         tried: The number of settings that were tested.
         refused: The number of settings whose named kernel refused them.
         unjudged: The number of tensors that could not be checked, because PyTorch's own error is infinite.
-        kinds: The number of settings with each mode and kernel.
+        kinds: The number of settings with each mode and kernel, and of those that are `large_tf32`.
         wrong: For each failure, a small program that reproduces it, and a description of the original setting and
             error.
         seconds: The seconds of all processes, for each of `times.PARTS`.
@@ -79,7 +79,7 @@ class Tally:
         self.tried += 1
         self.unjudged += outcome.unjudged
         kinds = [f"mode {setting.mode}", f"kernel {setting.kernel}"]
-        self.kinds.update(kinds)
+        self.kinds.update([*kinds, "large TF32"] if setting.large_tf32 else kinds)
         for kind in (*kinds, f"cell {setting.cell}"):
             self.seconds_of_kinds[kind] = self.seconds_of_kinds.get(kind, 0.0) + taken
         if outcome.lines:

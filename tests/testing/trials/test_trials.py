@@ -1,5 +1,6 @@
 """Trials find wrong results and reduce them to small ones; the library's own kernels are correct."""
 
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -478,6 +479,13 @@ def test_a_run_that_is_terminated_prints_its_results(tmp_path):
     found = json.loads(record.read_text())
     assert found["interrupted"]
     assert found["wrong"] == 0
+
+
+def test_large_products_in_tf32_are_counted():
+    tally, large = Tally(), Setting(batch=7, hidden_size=257, allow_tf32=True, kernel="persistent")
+    for time_steps, memory in ((99, "normal"), (100, "normal"), (100, "lean")):
+        tally.count(Outcome(dataclasses.replace(large, time=time_steps, memory=memory)), "")
+    assert tally.kinds == {"mode eager": 3, "kernel persistent": 3, "large TF32": 1}
 
 
 def test_slow_settings_are_listed():
