@@ -163,6 +163,13 @@ class Setting:
         """Return the setting as a Python expression, without defaults."""
         return f"Setting({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
 
-    def program(self) -> str:
-        """Return a program that runs the setting."""
-        return f"from gatewise.testing.trials import Setting, trial\n\ntrial({self})\n"
+
+def program_of(*settings: Setting, reference: str = "auto") -> str:
+    """Return a program that runs settings in turn.
+
+    Args:
+        *settings: The settings.
+        reference: The device of the float64 reference, as in `trial`.
+    """
+    given = [str(setting) for setting in settings] + ([] if reference == "auto" else [f"reference={reference!r}"])
+    return f"from gatewise.testing.trials import Setting, trial\n\ntrial({', '.join(given)})\n"
