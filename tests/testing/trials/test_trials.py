@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -556,20 +557,54 @@ def test_a_failure_is_counted_before_it_is_reduced_by_the_same_reference(monkeyp
     exec(smaller, {})
 
 
+TELLS = """
+import sys
+from gatewise.testing.trials import __main__, session
+count = session.Tally.count
+def counted(self, *given):
+    count(self, *given)
+    print("counted", self.tried, flush=True)
+session.Tally.count = counted
+sys.exit(__main__.main())
+"""
+
+
 @pytest.mark.slow
-def test_a_run_that_is_terminated_prints_its_results(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.exhaustive)]
+)
+def test_a_run_that_is_terminated_prints_its_results(tmp_path, number, status):
     record = tmp_path / "trials.jsonl"
-    command = [sys.executable, "-m", "gatewise.testing.trials", "--device", "cpu", "--seconds", "600"]
+    command = [sys.executable, "-c", TELLS, "--device", "cpu", "--seconds", "600"]
     command += ["--processes", "2", "--record", str(record)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, text=True) as run:
-        time.sleep(15)
-        os.killpg(run.pid, signal.SIGTERM)
-        out, _ = run.communicate(timeout=60)
+        limit = threading.Timer(120, os.killpg, (run.pid, signal.SIGKILL))
+        limit.start()
+        try:
+            while run.stdout.readline() not in ("counted 4\n", ""):
+                pass
+            os.killpg(run.pid, number)
+            out, _ = run.communicate(timeout=60)
+        finally:
+            limit.cancel()
     assert "settings, 0 wrong" in out
     assert "interrupted" in out
     found = json.loads(record.read_text())
     assert found["interrupted"]
     assert found["wrong"] == 0
+    assert found["settings"] >= 4
+    assert run.returncode == status
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (__main__.Terminated, 143)])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_exit_status_says_how_a_run_was_interrupted(monkeypatch, error, status, wrong):
+    def interrupted(*_, tally, **__):
+        tally.count(FAILED if wrong else Outcome(FIVE), "program")
+        raise error
+
+    monkeypatch.setattr(__main__, "run_session", interrupted)
+    assert __main__.main(["--device", "cpu"]) == (1 if wrong else status)
 
 
 def test_large_products_in_tf32_are_counted():
