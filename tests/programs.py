@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
@@ -162,11 +161,11 @@ class Agent:
         """Return the exit status, negative for a signal; None while the process runs."""
         return self._process.exitcode
 
-    def wait(self, seconds: float | None = None) -> int:
-        """Wait for the process to end; return its exit status."""
+    def wait(self, seconds: float = 60.0) -> int:
+        """Wait for the process to end; return its exit status, or raise an error if it does not end in time."""
         self._process.join(seconds)
         if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("torchrun", seconds or 0.0)
+            raise subprocess.TimeoutExpired("torchrun", seconds)
         return self._process.exitcode
 
     def terminate(self) -> None:
@@ -175,8 +174,10 @@ class Agent:
 
     def kill(self) -> None:
         """End the process and its workers, as if their machine were switched off."""
-        with contextlib.suppress(ProcessLookupError):
+        try:
             os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            self._process.kill()  # it has ended, or has not begun the group of its own
 
 
 def _be_agent(options, log, environment, function, given):

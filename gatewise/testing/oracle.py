@@ -1,7 +1,14 @@
-"""The float64 oracle: PyTorch's own layer of a cell, one at a time, with ragged batches as `PackedSequence`.
+"""The float64 oracle: the layers of a call one after another, computed by PyTorch's operators without cuDNN.
 
-It uses none of gatewise's own mathematics, and no cuDNN. For cells that PyTorch does not have it is a loop over the
-cell's statement. With resets, every episode is a sequence of its own.
+What computes a layer depends on the call:
+
+- cells that PyTorch has, all sequences of one length, no resets: `torch.nn.LSTM`, `GRU` or `RNN`;
+- the same cells with lengths or resets: gatewise's loop over steps (`loop.py`), of `torch.lstm_cell`, `torch.gru_cell`,
+  `torch.rnn_tanh_cell` and `torch.rnn_relu_cell`. `torch.lstm_cell` has no projection; a step with one is the formula
+  of an LSTM that is written in `loop.py`;
+- all other cells, and those with masks: the same loop, of gatewise's own statement of the cell.
+
+With resets, every episode is a sequence of its own. Dropout between layers multiplies by the masks of the call.
 """
 
 from __future__ import annotations
@@ -59,6 +66,10 @@ def reference(
     device: torch.device | str,
 ) -> tuple[Result, InputGradients | None]:
     """Return PyTorch's result for a problem, in a given dtype on a given device.
+
+    Layers are computed as by the oracle, except that on a GPU with cuDNN, PyTorch's layers get calls with lengths or
+    resets as a `PackedSequence`, also with projections. The other layers are loops of PyTorch's operators that are
+    written in gatewise.
 
     Args:
         problem: The description of the call; its dtype is ignored.

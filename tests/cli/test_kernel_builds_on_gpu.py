@@ -11,6 +11,7 @@ from gatewise.contract import triton_kernels
 from gatewise.contract.device import Device
 from gatewise.data import PairBatches
 from gatewise.kernels.cuda import toolchain
+from gatewise.kernels.cuda.deep_products import widens
 from gatewise.models import Search, Seq2Seq, translate
 from gatewise.training.precision import arithmetic, autocast
 
@@ -27,14 +28,20 @@ def test_a_run_compiles_nothing_that_was_not_compiled_ahead(monkeypatch, tmp_pat
     monkeypatch.setattr(triton_kernels, "_compiled", lambda: known)
     monkeypatch.setattr(toolchain, "compile_afresh", lambda *given: sources.append(given[0]) or compile_afresh(*given))
     monkeypatch.setenv("GATEWISE_CACHE", str(tmp_path))
-    model = Seq2Seq(50, 50, 64, 128, 2, 2, input_feeding=feeding, label_smoothing=0.1, dropout=0.1, device=GPU)
-    train, valid = (PairBatches(pairs(count), pairs(count), 600, shuffle=True, device=GPU) for count in (400, 90))
+    # Fewer units are never rounded to TF32, and batches of fewer tokens have no float16 factors.
+    units, tokens = (320, 1500) if precision == "tf32" else (128, 600)
+    model = Seq2Seq(50, 50, 64, units, 2, 2, input_feeding=feeding, label_smoothing=0.1, dropout=0.1, device=GPU)
+    train, valid = (PairBatches(pairs(count), pairs(count), tokens, shuffle=True, device=GPU) for count in (400, 90))
     searched = [(9, 7), (30, 40)]
     calls = TranslationCalls(model, train.shapes_by_count(), valid.shapes_by_count(), searched)
-    for each in translation_builds(calls, precision, Device.probe(GPU)):
+    device = Device.probe(GPU)
+    for each in translation_builds(calls, precision, device):
         each.compile()
     compiled, ahead = set(known), len(sources)
     assert compiled
+    around_half_products = {"half_rows.cu", "half_results.cu"}
+    wanted = around_half_products if precision == "tf32" and device.capability == (9, 0) and widens() else set()
+    assert {each.name for each in sources} & around_half_products == wanted
     with arithmetic(precision), autocast(precision, GPU):
         for batch in train.windows():
             model.loss(batch)[0].backward()
@@ -47,5 +54,5 @@ def test_a_run_compiles_nothing_that_was_not_compiled_ahead(monkeypatch, tmp_pat
             translate(model, source, lengths, Search(1, 2, (0, 1)))
     assert set(known) == compiled
     # Not the kernel "stepwise", nor what only some layouts of tensors need.
-    passes = {"forward.cu", "backward.cu", "cell.cu", "attend.cu", "operands.cu"}
+    passes = {"forward.cu", "backward.cu", "cell.cu", "attend.cu", "operands.cu", *around_half_products}
     assert not [each for each in sources[ahead:] if each.name in passes and "stepwise" not in each.parts]

@@ -36,11 +36,15 @@ _MOST_KINDS = 8
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run random trials; return 1 if any result was wrong, 0 otherwise."""
+    """Run random calls and compare each with float64.
+
+    The exit status is 1 if any result was wrong. Otherwise it is 0, or 130 if the run was interrupted by Ctrl-C, or 143
+    if it was terminated by SIGTERM.
+    """
     given = _parsed(arguments)
     began = time.monotonic()
     sizes = given.seed if given.sizes is None else given.sizes
-    tally, interrupted = Tally(), False
+    tally, interrupted = Tally(), 0
     try:
         with _terminated_as_interrupted():
             run_session(
@@ -54,8 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
                 grace=given.grace,
                 tally=tally,
             )
+    except Terminated:
+        interrupted = 128 + signal.SIGTERM
     except KeyboardInterrupt:
-        interrupted = True
+        interrupted = 128 + signal.SIGINT
     seconds = time.monotonic() - began
     for program, said in tally.wrong[: given.show]:
         print(f"\nWrong:\n  {said}\n\n{program}")
@@ -65,16 +71,20 @@ def main(arguments: list[str] | None = None) -> int:
         print("The run was interrupted before its time was over.")
     if given.record is not None:
         seeds = [given.seed, given.seed + given.processes - 1]
-        _append(given, seeds, sizes, seconds, tally, interrupted=interrupted)
-    return 1 if tally.wrong else 0
+        _append(given, seeds, sizes, seconds, tally, interrupted=bool(interrupted))
+    return 1 if tally.wrong else interrupted
+
+
+class Terminated(KeyboardInterrupt):
+    """The process got SIGTERM."""
 
 
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Raise KeyboardInterrupt at SIGTERM, as sent by `timeout`, so that results so far are printed."""
+    """Raise `Terminated` at SIGTERM, as sent by `timeout`, so that results so far are printed."""
 
     def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+        raise Terminated
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:

@@ -13,7 +13,7 @@ from gatewise.contract.errors import ArgumentError
 from gatewise.contract.pytorch import in_pytorch
 from gatewise.derivation.row import combinations_of
 from gatewise.nn.arguments import checked_candidate_dropout
-from gatewise.testing.trials.setting import Setting
+from gatewise.testing.trials.setting import LARGE_TF32_HIDDEN, LARGE_TF32_TOKENS, Setting
 
 _T = TypeVar("_T")
 
@@ -25,13 +25,17 @@ _WIDEST = {"cuda": 1700, "cpu": 70}
 _SLOW, _LONGEST_OF_SLOW = ("eager", "aten"), 150  # loops over steps in Python, or in PyTorch
 _OF_PYTORCH = ("auto", "aten", "cudnn")
 _OTHER_CELLS = tuple(cell.name for cell in SHIPPED if cell.name != "lstm")
-_LOOPS = tuple(cell.name for cell in SHIPPED if not in_pytorch(cell))  # their reference is a loop over steps in Python
+# The reference is a loop over steps in Python: of these cells always, of the others with lengths, resets or masks.
+_LOOPS = tuple(cell.name for cell in SHIPPED if not in_pytorch(cell))
 _RATES = (0.1, 0.5)
-_LONGEST_WITH_RESETS = 600  # the reference collects episodes one by one on the CPU
+_LONGEST_WITH_RESETS = 600  # the reference is a loop over the steps of the longest episode
 _WORK = {"cuda": 2e11, "cpu": 2e8}
 DTYPES = {"cuda": ("bfloat16", "float16", "float32", "float32", "float64"), "cpu": ("float32", "float64")}
 """The dtypes of parameters to draw from, by device."""
 _FAMILIES = {"cuda": 600, "cpu": 0}
+_LARGE_TF32 = 0.08  # the share of families that are `large_tf32`, which next to no other family is
+_WIDEST_LARGE_TF32 = 640  # units; with more, the weights of two layers and 700 tokens are too many values
+_CELLS_OF_PYTORCH = tuple(cell.name for cell in SHIPPED if in_pytorch(cell))
 _COMPILED = (
     *("hidden_size", "batch", "bidirectional", "proj_size", "dtype", "autocast", "allow_tf32", "kernel", "cell"),
     *("recurrent_dropout", "candidate_dropout", "zoneout", "zoneout_others"),
@@ -88,7 +92,33 @@ def families(seed: int, device: str, kernels: Sequence[str]) -> list[Setting]:
         kernels: The names of the kernels that a setting may name.
     """
     generator, own_sizes = random.Random(seed), sizes(seed, device)
-    return [draw(generator, device, kernels, DTYPES[device], own_sizes) for _ in range(_FAMILIES[device])]
+    large = int(_LARGE_TF32 * _FAMILIES[device]) if "persistent" in kernels else 0
+    ordinary = range(_FAMILIES[device] - large)
+    found = [draw(generator, device, kernels, DTYPES[device], own_sizes) for _ in ordinary]
+    return found + [_large_tf32(generator, device, own_sizes) for _ in range(large)]
+
+
+def _large_tf32(generator: random.Random, device: str, sizes: Sizes) -> Setting:
+    """Return a family that is `large_tf32`, as are most settings that are drawn like it."""
+    while True:
+        hidden, batch = generator.randint(LARGE_TF32_HIDDEN, _WIDEST_LARGE_TF32), generator.choice(sizes.batches)
+        cell = generator.choice(("lstm", *_CELLS_OF_PYTORCH))
+        family = Setting(
+            time=-(-LARGE_TF32_TOKENS // batch),
+            batch=batch,
+            input_size=hidden,
+            hidden_size=hidden,
+            num_layers=2,
+            bidirectional=generator.random() < 0.3,
+            proj_size=generator.randint(1, hidden - 1) if cell == "lstm" and generator.random() < 0.3 else 0,
+            allow_tf32=True,
+            device=device,
+            kernel="persistent",
+            cell=cell,
+            recurrent_dropout=generator.choice(_RATES) if cell != "lstm" and generator.random() < 0.2 else 0.0,
+        )
+        if family.large_tf32 and _is_small_enough(family):
+            return family
 
 
 def draw(
@@ -113,21 +143,35 @@ def draw(
     """
     shared = {} if like is None else {name: getattr(like, name) for name in _COMPILED}
     while True:
-        drawn = _drawn(generator, device, kernels, dtypes, sizes)
-        setting = _settled(dataclasses.replace(drawn, **shared))
-        work = 8.0 * setting.time * setting.batch * setting.hidden_size * setting.num_layers
-        work *= (1 + setting.bidirectional) * (setting.hidden_size + setting.input_size)
-        if setting.size <= _MOST_VALUES[device] and work <= _WORK[device]:
+        drawn = _drawn(generator, device, kernels, dtypes, sizes, like)
+        drawn = dataclasses.replace(drawn, **shared)
+        if like is not None and like.large_tf32:
+            least = -(-LARGE_TF32_TOKENS // like.batch)
+            drawn = dataclasses.replace(drawn, time=max(drawn.time, least), num_layers=max(drawn.num_layers, 2))
+        setting = _settled(drawn)
+        if _is_small_enough(setting):
             return setting
 
 
+def _is_small_enough(setting: Setting) -> bool:
+    """Return whether a setting takes so little memory and time that many others can be tried."""
+    work = 8.0 * setting.time * setting.batch * setting.hidden_size * setting.num_layers
+    work *= (1 + setting.bidirectional) * (setting.hidden_size + setting.input_size)
+    return setting.size <= _MOST_VALUES[setting.device] and work <= _WORK[setting.device]
+
+
 def _drawn(
-    generator: random.Random, device: str, kernels: Sequence[str], dtypes: Sequence[str], sizes: Sizes
+    generator: random.Random,
+    device: str,
+    kernels: Sequence[str],
+    dtypes: Sequence[str],
+    sizes: Sizes,
+    like: Setting | None,
 ) -> Setting:
     def rarely(value: _T, usual: _T, chance: float = 0.15) -> _T:
         return value if generator.random() < chance else usual
 
-    hidden = generator.choice(sizes.widths)
+    hidden = generator.choice(sizes.widths) if like is None else like.hidden_size
     time = min(_LONGEST[device], max(1, int(_LONGEST[device] ** generator.random()) + generator.randrange(16)))
     kernel = rarely("auto", generator.choice(kernels), 0.4)
     cell = rarely(generator.choice(_OTHER_CELLS), "lstm", 0.4)

@@ -127,18 +127,22 @@ def trial(*settings: Setting, reference: str = "auto") -> None:
             raise Wrong(outcome.setting, outcome.lines)
 
 
-def outcomes_of(settings: Sequence[Setting], reference: str = "auto") -> list[Outcome]:
+def outcomes_of(
+    settings: Sequence[Setting], reference: str = "auto", at: Callable[[Setting], object] = lambda setting: None
+) -> list[Outcome]:
     """Return the outcomes of settings whose calls are run in turn.
 
     Args:
         settings: The settings.
         reference: As in `trial`.
+        at: A function that is called with a setting before its tensors are made, and before each of its calls.
     """
     times = [Times() for _ in settings]
     found: dict[int, Outcome] = {}
     running: dict[int, _Trial] = {}
 
     def tried(number: int, work: Callable[[], list[str]]) -> None:
+        at(settings[number])
         try:
             lines = work()
         # Any exception of a call is a finding.
@@ -191,7 +195,8 @@ def trials(
     sizes_seed: int | None = None,
     *,
     reference: str = "auto",
-    begun: Callable[[Sequence[Setting]], None] = lambda settings: None,
+    begun: Callable[[Sequence[Setting]], object] = lambda settings: None,
+    at: Callable[[Setting], object] = lambda setting: None,
 ) -> Iterator[Outcome]:
     """Draw settings and run them, a few interleaved at a time, until the time is up.
 
@@ -204,6 +209,7 @@ def trials(
             kernels; None means the seed of the settings.
         reference: As in `trial`.
         begun: A function that is called with settings before they are run.
+        at: A function that is called with one of them before its tensors are made, and before each of its calls.
     """
     generator = random.Random(seed)
     kernels = [kernel.name for kernel in ALL]
@@ -218,6 +224,6 @@ def trials(
             like = generator.choice(own_families) if own_families else None
             beside.append(draw(generator, device, kernels, DTYPES[device], drawn_from, like))
         begun(beside)
-        for outcome in outcomes_of(beside, reference):
+        for outcome in outcomes_of(beside, reference, at):
             tried += not outcome.refused
             yield outcome

@@ -7,7 +7,11 @@ import dataclasses
 import torch
 
 from gatewise.cells import cell_named
-from gatewise.contract.problem import NORMAL
+from gatewise.contract.problem import LEAN, NORMAL
+from gatewise.contract.pytorch import in_pytorch
+
+LARGE_TF32_HIDDEN, LARGE_TF32_TOKENS = 257, 700
+"""The fewest units and tokens with which `persistent` makes float16 products of what may be rounded to TF32."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,6 +127,21 @@ class Setting:
         return self.mode not in ("inference", "no_grad")
 
     @property
+    def large_tf32(self) -> bool:
+        """Whether `persistent` is named for training in TF32 with so many units and tokens that products are large."""
+        return (
+            self.kernel == "persistent"
+            and self.computes_in == torch.float32
+            and self.allow_tf32
+            and self.training
+            and self.memory != LEAN
+            and in_pytorch(cell_named(self.cell))
+            and self.hidden_size >= LARGE_TF32_HIDDEN
+            and self.batch > 1
+            and self.time * self.batch >= LARGE_TF32_TOKENS
+        )
+
+    @property
     def ragged(self) -> bool:
         """Whether sequences have lengths."""
         return self.packed or bool(self.lengths)
@@ -144,6 +163,13 @@ class Setting:
         """Return the setting as a Python expression, without defaults."""
         return f"Setting({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
 
-    def program(self) -> str:
-        """Return a program that runs the setting."""
-        return f"from gatewise.testing.trials import Setting, trial\n\ntrial({self})\n"
+
+def program_of(*settings: Setting, reference: str = "auto") -> str:
+    """Return a program that runs settings in turn.
+
+    Args:
+        *settings: The settings.
+        reference: The device of the float64 reference, as in `trial`.
+    """
+    given = [str(setting) for setting in settings] + ([] if reference == "auto" else [f"reference={reference!r}"])
+    return f"from gatewise.testing.trials import Setting, trial\n\ntrial({', '.join(given)})\n"

@@ -5,9 +5,14 @@ import functools
 import random
 
 import pytest
+import torch
 
-from gatewise.cells import SHIPPED
+from gatewise.cells import SHIPPED, cell_named
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Problem
 from gatewise.contract.pytorch import LAYERS
+from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.sizes import half_operands
 from gatewise.testing.trials import Setting, draw, sizes
 from gatewise.testing.trials.draw import families
 
@@ -122,3 +127,54 @@ def test_cells_that_normalize_have_two_units_or_more():
     found = [one for one in many() if one.cell in ("layer_norm_lstm", "layer_norm_gru")]
     assert min(one.hidden_size for one in found) == 2
     assert min(one.hidden_size for one in many()) == 1
+
+
+@functools.cache
+def many_from_families():
+    generator, own = random.Random(0), families(3, "cuda", KERNELS)
+    return [draw(generator, "cuda", KERNELS, DTYPES, sizes(3, "cuda"), generator.choice(own)) for _ in range(4000)]
+
+
+@pytest.mark.parametrize("found", [many, many_from_families])
+def test_three_settings_of_ten_have_as_many_features_as_units(found):
+    equal = sum(one.input_size == one.hidden_size for one in found()) / len(found())
+    assert 0.25 < equal < 0.45  # with small sizes also by chance
+
+
+def problem_of(setting):
+    """Return the problem of a setting of an LSTM, GRU or RNN in float32, without masks."""
+    sizes = setting.time, setting.batch, setting.input_size, setting.hidden_size
+    options = {name: getattr(setting, name) for name in ("num_layers", "bidirectional", "proj_size", "allow_tf32")}
+    cell = cell_named(setting.cell)
+    return Problem(*sizes, **options, dtype=torch.float32, needs_grad=setting.training, cell=cell)
+
+
+@pytest.fixture
+def h200(monkeypatch):
+    """Return an H200, with a version of PyTorch that has products of float16 factors with float32 results."""
+    monkeypatch.setattr(half_operands, "widens", lambda: True)
+    half_operands.uses_halves.cache_clear()
+    yield Device.named("h200")
+    half_operands.uses_halves.cache_clear()
+
+
+def test_one_setting_of_twenty_has_float16_factors_in_the_persistent_kernel(h200):
+    found = [one for one in many_from_families() if one.large_tf32]
+    assert len(found) > 0.04 * len(many_from_families())
+    halved, refused = [], []
+    for one in found:
+        problem = problem_of(one)
+        halved += [one] if len([*half_operands.layers(problem, h200)]) == one.num_layers > 1 else []
+        refused += [one] if any(own.check(problem, h200) for own in persistent.criteria()) else []
+    assert len(halved) > 0.9 * len(found)
+    assert not refused
+    for some in (
+        [one for one in halved if one.bidirectional],
+        [one for one in halved if one.proj_size],
+        [one for one in halved if one.recurrent_dropout],
+        [one for one in halved if one.resets],
+        [one for one in halved if one.ragged],
+        [one for one in halved if one.input_size != one.hidden_size],
+    ):
+        assert some
+    assert {one.cell for one in halved} == {layer.cell.name for layer in LAYERS}

@@ -1,5 +1,6 @@
 """Trials find wrong results and reduce them to small ones; the library's own kernels are correct."""
 
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -8,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -17,10 +19,11 @@ from gatewise import testing
 from gatewise.contract.saved import OutputGradients
 from gatewise.functional.reversal import Reversal
 from gatewise.kernels.eager import eager
-from gatewise.testing.trials import Refused, Setting, Wrong, call, session, shrunk, trial, trials, verdict
+from gatewise.testing.trials import Refused, Setting, Wrong, __main__, call, session, shrunk, trial, trials, verdict
 from gatewise.testing.trials.call import call_of, rounding_of
 from gatewise.testing.trials.run import Outcome, outcomes_of
 from gatewise.testing.trials.session import Tally, run_session
+from gatewise.testing.trials.setting import program_of
 from gatewise.testing.trials.tensors import make
 from gatewise.testing.trials.times import PARTS
 from tests.pairwise import each_value, pairwise
@@ -37,7 +40,7 @@ MODES = ["eager", "explicit", "inference", "no_grad", "compile"]
 @pytest.mark.parametrize("seed", SEEDS)
 def test_kernels_are_right_in_random_settings(seed):
     outcomes = list(trials("cpu", seed, math.inf, SETTINGS))
-    wrong = [f"{outcome.lines}\n{outcome.setting.program()}" for outcome in outcomes if outcome.lines]
+    wrong = [f"{outcome.lines}\n{program_of(outcome.setting)}" for outcome in outcomes if outcome.lines]
     assert not wrong, "\n\n".join(wrong)
     assert sum(not outcome.refused for outcome in outcomes) > SETTINGS // 2
 
@@ -383,16 +386,14 @@ def test_gradients_beyond_the_dtype_of_a_parameter_cannot_be_judged():
 
 
 def test_the_program_that_is_printed_shows_the_failure():
-    program = Setting(kernel="persistent", dtype="float64").program()
+    program = program_of(Setting(kernel="persistent", dtype="float64"))
     with pytest.raises(Refused):
         exec(program, {})
 
 
 def test_the_command_counts_and_records(tmp_path, capsys):
-    from gatewise.testing.trials.__main__ import main
-
     record = tmp_path / "trials.jsonl"
-    assert main(["--device", "cpu", "--seconds", "30", "--most", "3", "--record", str(record)]) == 0
+    assert __main__.main(["--device", "cpu", "--seconds", "30", "--most", "3", "--record", str(record)]) == 0
     count, sentence = capsys.readouterr().out.split(" ", 1)
     assert int(count) >= 3  # settings that were begun together are all tried
     assert sentence.startswith("settings, 0 wrong")
@@ -400,10 +401,8 @@ def test_the_command_counts_and_records(tmp_path, capsys):
 
 
 def test_the_command_says_what_the_time_was_spent_on(tmp_path, capsys):
-    from gatewise.testing.trials.__main__ import main
-
     record = tmp_path / "trials.jsonl"
-    main(["--device", "cpu", "--seconds", "30", "--most", "3", "--record", str(record), "--reference", "cpu"])
+    __main__.main(["--device", "cpu", "--seconds", "30", "--most", "3", "--record", str(record), "--reference", "cpu"])
     assert re.search(r"settings a second in \d+ s; .*calls \d+%, .*reference \d+%", capsys.readouterr().out)
     found = json.loads(record.read_text())
     assert found["reference"] == "cpu"
@@ -411,73 +410,208 @@ def test_the_command_says_what_the_time_was_spent_on(tmp_path, capsys):
     assert 0 < sum(found["seconds_of_parts"].values()) <= found["seconds"] + 0.5
 
 
-def _sends_one_outcome_and_hangs(pipe):
-    pipe.send(("begun", [Setting(time=5), Setting(time=7)]))
-    pipe.send(("found", Outcome(Setting(time=5)), ""))
-    time.sleep(600)
+FIVE, SEVEN = Setting(time=5), Setting(time=7)
+FAILED = Outcome(FIVE, ("call 1: y: relative error 1, allowed 0",))
 
 
-def _dies(pipe):
-    pipe.send(("begun", [Setting(time=5)]))
-    os._exit(3)
+def _sends(pipe, messages, status):
+    for message in messages:
+        pipe.send(message)
+    if status is None:
+        time.sleep(600)
+    os._exit(status)
 
 
-def _begun(target):
+def _received(tally, *messages, status=None):
+    """Return a process, and its pipe, that has sent messages and does not end, or ends with a status."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=target, args=(there,), daemon=True)
+    process = context.Process(target=_sends, args=(there, messages, status), daemon=True)
     process.start()
     there.close()
-    return here, session._Process(process)
+    found = session._Process(process)
+    for _ in messages:
+        assert here.poll(60)
+        assert found.receive(here, tally)
+    return here, found
 
 
 def test_results_before_a_setting_that_hangs_are_kept():
     tally = Tally()
-    pipe, process = _begun(_sends_one_outcome_and_hangs)
-    assert process.receive(pipe, tally)
-    assert pipe.poll(60)
+    messages = ("begun", [FIVE]), ("found", Outcome(FIVE), ""), ("begun", [SEVEN]), ("at", SEVEN)
+    pipe, process = _received(tally, *messages)
     process.stop(pipe, tally)
-    process.process.join(60)
     assert process.process.exitcode == -signal.SIGKILL
     assert (tally.tried, len(tally.wrong), len(tally.unfinished)) == (1, 0, 1)
     assert "time=7" in tally.unfinished[0]
+    assert "time=5" not in tally.unfinished[0]
 
 
-def test_a_setting_that_hangs_for_long_is_wrong():
+def test_a_call_that_hangs_for_long_is_wrong():
     tally = Tally()
-    tally.end([Setting(time=7)], 61.0, session._KILLED)
+    pipe, process = _received(tally, ("begun", [FIVE, SEVEN]), ("at", SEVEN))
+    process.since -= 61
+    process.stop(pipe, tally)
     ((program, said),) = tally.wrong
     assert not tally.unfinished
-    assert "time=7" in said
+    assert said.startswith("still running when the time was over, after 61 s of: Setting(time=7); Setting(time=5)")
     exec(program, {})
+
+
+def test_settings_that_take_long_together_are_not_wrong():
+    tally, process = Tally(), session._Process(Ended())
+    for message in (("begun", [FIVE, SEVEN]), ("at", FIVE), ("at", SEVEN), ("at", FIVE)):
+        process.receive(Sent([message]), tally)
+        process.since -= 50
+    process.stop(Sent([]), tally)
+    assert not tally.wrong
+    assert len(tally.unfinished) == 1
+
+
+@pytest.mark.parametrize("message", [("found", Outcome(FIVE), ""), ("found", FAILED, "program")])
+def test_a_setting_that_is_counted_is_not_counted_again(message):
+    tally = Tally()
+    pipe, process = _received(tally, ("begun", [FIVE]), ("at", FIVE), message)
+    process.since -= 61
+    process.stop(pipe, tally)
+    assert (tally.tried, len(tally.wrong), tally.unfinished) == (1, len(message[1].lines), [])
+
+
+def test_the_time_of_reducing_a_failure_is_not_that_of_a_setting():
+    tally = Tally()
+    found = ("at", FIVE), ("found", FAILED, "program"), ("shrinking", FIVE)
+    pipe, process = _received(tally, ("begun", [FIVE]), *found)
+    process.since -= 61
+    process.stop(pipe, tally)
+    assert tally.wrong == [("program", f"{FIVE}: {FAILED.lines[0]}")]
+    assert not tally.unfinished
 
 
 def test_a_process_that_dies_is_wrong():
     tally = Tally()
-    pipe, process = _begun(_dies)
-    process.receive(pipe, tally)
+    messages = ("begun", [FIVE, SEVEN]), ("at", SEVEN), ("found", Outcome(FIVE), ""), ("at", SEVEN)
+    pipe, process = _received(tally, *messages, status=3)
     with pytest.raises(EOFError):
         process.receive(pipe, tally)
     process.died(tally)
     ((_, said),) = tally.wrong
-    assert said.startswith("process ended with 3 ")
-    assert "time=5" in said
+    assert said.startswith("process ended with 3, ")
+    assert "time=7" in said
+    assert "time=5" not in said
+
+
+@pytest.mark.parametrize("settings", [0, 1])
+def test_a_process_that_fails_says_where(settings):
+    tally, process = Tally(), session._Process(Ended())
+    for message in [("begun", [FIVE]), ("at", FIVE)][: 2 * settings]:
+        process.receive(Sent([message]), tally)
+    assert not process.receive(Sent([("failed", "ValueError: no such luck")]), tally)
+    ((program, said),) = tally.wrong
+    assert said.startswith("ValueError: no such luck, after ")
+    assert ("time=5" in said) == ("time=5" in program) == bool(settings)
+
+
+class Ended:
+    """A process that has ended."""
+
+    exitcode = 0
+
+    def kill(self):
+        pass
+
+    def join(self, seconds):
+        pass
+
+
+class Sent(list):
+    """A pipe with messages."""
+
+    def poll(self):
+        return bool(self)
+
+    def recv(self):
+        return self.pop(0)
+
+
+@pytest.mark.parametrize("reference", ["auto", "cpu"])
+def test_a_failure_is_counted_before_it_is_reduced_by_the_same_reference(monkeypatch, reference):
+    large, reports, references = Setting(time=4, batch=2), [], []
+
+    def outcomes(settings, given):
+        references.append(given)
+        return [Outcome(own, FAILED.lines if own.time > 1 else ()) for own in settings]
+
+    monkeypatch.setattr(session, "trials", lambda *given, **options: outcomes([large], options["reference"]))
+    monkeypatch.setattr(session, "outcomes_of", outcomes)
+    session._run(lambda *sent: reports.append(sent), "cpu", 0, 1.0, 1, 0, 0, reference)
+    program, smaller = (program_of(own, reference=reference) for own in (large, Setting(time=2, calls=1)))
+    assert reports == [
+        ("found", Outcome(large, FAILED.lines), program),
+        ("shrinking", large),
+        ("shrunk", program, smaller),
+    ]
+    assert set(references) == {reference}
+    tally = run_session("cpu", 0, 1.0, 1, 1, reference=reference)
+    assert [program for program, _ in tally.wrong] == [smaller]
+    assert ("reference='cpu'" in smaller) == (reference == "cpu")
+    exec(smaller, {})
+
+
+TELLS = """
+import sys
+from gatewise.testing.trials import __main__, session
+count = session.Tally.count
+def counted(self, *given):
+    count(self, *given)
+    print("counted", self.tried, flush=True)
+session.Tally.count = counted
+sys.exit(__main__.main())
+"""
 
 
 @pytest.mark.slow
-def test_a_run_that_is_terminated_prints_its_results(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.exhaustive)]
+)
+def test_a_run_that_is_terminated_prints_its_results(tmp_path, number, status):
     record = tmp_path / "trials.jsonl"
-    command = [sys.executable, "-m", "gatewise.testing.trials", "--device", "cpu", "--seconds", "600"]
+    command = [sys.executable, "-c", TELLS, "--device", "cpu", "--seconds", "600"]
     command += ["--processes", "2", "--record", str(record)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, text=True) as run:
-        time.sleep(15)
-        os.killpg(run.pid, signal.SIGTERM)
-        out, _ = run.communicate(timeout=60)
+        limit = threading.Timer(120, os.killpg, (run.pid, signal.SIGKILL))
+        limit.start()
+        try:
+            while run.stdout.readline() not in ("counted 4\n", ""):
+                pass
+            os.killpg(run.pid, number)
+            out, _ = run.communicate(timeout=60)
+        finally:
+            limit.cancel()
     assert "settings, 0 wrong" in out
     assert "interrupted" in out
     found = json.loads(record.read_text())
     assert found["interrupted"]
     assert found["wrong"] == 0
+    assert found["settings"] >= 4
+    assert run.returncode == status
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (__main__.Terminated, 143)])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_exit_status_says_how_a_run_was_interrupted(monkeypatch, error, status, wrong):
+    def interrupted(*_, tally, **__):
+        tally.count(FAILED if wrong else Outcome(FIVE), "program")
+        raise error
+
+    monkeypatch.setattr(__main__, "run_session", interrupted)
+    assert __main__.main(["--device", "cpu"]) == (1 if wrong else status)
+
+
+def test_large_products_in_tf32_are_counted():
+    tally, large = Tally(), Setting(batch=7, hidden_size=257, allow_tf32=True, kernel="persistent")
+    for time_steps, memory in ((99, "normal"), (100, "normal"), (100, "lean")):
+        tally.count(Outcome(dataclasses.replace(large, time=time_steps, memory=memory)), "")
+    assert tally.kinds == {"mode eager": 3, "kernel persistent": 3, "large TF32": 1}
 
 
 def test_slow_settings_are_listed():
@@ -490,7 +624,9 @@ def test_settings_of_another_seed_can_have_the_same_sizes(monkeypatch):
     from gatewise.testing.trials import run
     from gatewise.testing.trials.draw import sizes
 
-    monkeypatch.setattr(run, "outcomes_of", lambda settings, reference: [run.Outcome(setting) for setting in settings])
+    monkeypatch.setattr(
+        run, "outcomes_of", lambda settings, reference, at: [run.Outcome(setting) for setting in settings]
+    )
 
     def widths(seed, of_sizes):
         return {outcome.setting.hidden_size for outcome in trials("cpu", seed, 60, 60, of_sizes)}
@@ -501,8 +637,6 @@ def test_settings_of_another_seed_can_have_the_same_sizes(monkeypatch):
 
 @pytest.mark.parametrize("given", [["--seconds", "nan"], ["--processes", "0"], ["--most", "-1"], ["--seed", "-1"]])
 def test_numbers_out_of_range_are_refused_by_name(given, capsys):
-    from gatewise.testing.trials.__main__ import main
-
     with pytest.raises(SystemExit):
-        main(["--device", "cpu", *given])
+        __main__.main(["--device", "cpu", *given])
     assert f"`{given[0]}` must be" in capsys.readouterr().err
