@@ -250,6 +250,24 @@ def test_weights_that_do_not_fit_together_get_the_error_of_the_layer(wrong, laun
 
 
 @pytest.mark.usefixtures("launched")
+def test_a_call_that_is_interrupted_before_its_launches_exist_leaves_the_states(monkeypatch):
+    layer, x = gatewise.LSTM(F, H, 2, dtype=torch.float64), x_of()
+    stream = layer.stream(B)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    for number, step in enumerate(x[:2]):  # the first call, and one after a weight was replaced
+        layer.weight_hh_l1 = torch.nn.Parameter((number + 1) * layer.weight_hh_l1.detach())
+        before = stream.states
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(single, "_binary", interrupted)
+            stream(step)
+        torch.testing.assert_close(stream.states, before, rtol=0, atol=0)
+        torch.testing.assert_close(stream(step), outputs(layer, step.unsqueeze(0), before)[0][0])
+
+
+@pytest.mark.usefixtures("launched")
 def test_inputs_are_read_wherever_they_are():
     layer, x = gatewise.LSTM(6, H, dtype=torch.float64), x_of(T, B, 6)
     stream, expected = layer.stream(B), outputs(layer, x)[0]

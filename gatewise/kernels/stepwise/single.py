@@ -129,14 +129,17 @@ class SingleSteps:
         # The rows of a matrix lie one after the other. Copies of others are those of one call.
         own = [weight.contiguous() for weight in weights]
         forms = [(weight.data_ptr(), weight.shape, weight.dtype, True) for weight in own]
-        self._known = forms if all(weight.is_contiguous() for weight in weights) else None
-        self._copies = own if self._known is None else []
         arguments = [
             self._arguments(layer, each)
             for layer, each in enumerate(by_direction(own, len(own) // layers, len(self.cell.parameters)))
         ]
-        self._first, self._last = arguments[0], arguments[-1]
+        # Until everything is assigned the launches are those for no weights, also if an error or Ctrl-C comes between.
+        self._known = None
         self._launches = [self._launch(each) for each in arguments]
+        self._first, self._last = arguments[0], arguments[-1]
+        contiguous = all(weight.is_contiguous() for weight in weights)
+        self._copies = [] if contiguous else own
+        self._known = forms if contiguous else None
 
     def step(self, x: Tensor) -> Tensor:
         """Compute a step with the weights of the last `prepare`; return the hidden states of the last layer [B, H].

@@ -156,6 +156,30 @@ def test_launches_are_for_the_addresses_and_forms_of_the_weights():
     check(w_ih, w_hh.t())
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+def test_launches_that_were_not_all_made_are_made_again(layer, launched, monkeypatch):
+    problem, inputs = case(LSTM(), torch.float32, 2, 2, True, (8, 16))
+    steps, x = steps_of(problem, inputs), inputs.x[0]
+    others = [2 * weight for weight in inputs.weights]
+    expected = steps_of(problem, inputs._replace(weights=others)).step(x)
+    asked, binary = [], single._binary
+
+    def interrupted(*given):
+        asked.append(given)
+        if len(asked) == layer + 1:
+            raise KeyboardInterrupt
+        return binary(*given)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(single, "_binary", interrupted)
+        steps.prepare(others)
+    assert not steps.is_prepared_for(others)
+    assert not steps.is_prepared_for(inputs.weights)
+    steps.prepare(others)
+    assert torch.equal(steps.step(x), expected)
+    assert launched == ["single_step"] * 4
+
+
 @pytest.mark.usefixtures("launched")
 def test_weights_of_another_size_than_the_states_are_refused():
     problem, inputs = case(LSTM(), torch.float32, 2, 2, True, (8, 16))
