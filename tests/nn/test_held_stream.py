@@ -520,3 +520,19 @@ def test_a_captured_call_of_another_kernel_is_refused():
     stream(x)
     with pytest.raises(ArgumentError, match="would not carry"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         stream(x)
+
+
+@pytest.mark.gpu
+def test_steps_on_a_gpu_that_is_not_the_current_one():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    # The kernel is loaded for the second device while the first one is the current one.
+    layer, x = gatewise.LSTM(F, H, 2, dtype=torch.float64), x_of()
+    expected, final = outputs(layer, x)
+    layer.to("cuda:1")
+    stream, given = layer.stream(B), x.to("cuda:1")
+    found = steps(stream, given[:2])
+    assert torch.cuda.current_device() == 0
+    stream.states = stream.states
+    torch.testing.assert_close(torch.cat([found, steps(stream, given[2:])]).cpu(), expected)
+    torch.testing.assert_close(tuple(state.cpu() for state in stream.states), final)

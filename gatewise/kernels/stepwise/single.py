@@ -6,6 +6,7 @@ the last one has left them. Weights are read where they are, and never copied.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
@@ -135,7 +136,9 @@ class SingleSteps:
         ]
         # Until everything is assigned the launches are those for no weights, also if an error or Ctrl-C comes between.
         self._known = None
-        self._launches = [self._launch(each) for each in arguments]
+        # A kernel is loaded into the context of the current device.
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
+            self._launches = [self._launch(each) for each in arguments]
         self._first, self._last = arguments[0], arguments[-1]
         contiguous = all(weight.is_contiguous() for weight in weights)
         self._copies = [] if contiguous else own

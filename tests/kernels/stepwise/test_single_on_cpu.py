@@ -1,5 +1,7 @@
 """Single steps in one launch a layer, on the CPU: the CUDA source compiled as C++, with the threads of its blocks."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.errors import ShapeError
 from gatewise.contract.problem import Problem
 from gatewise.derivation.trace import is_pointwise
+from gatewise.kernels.cuda import driver
 from gatewise.kernels.stepwise import single
 from gatewise.kernels.stepwise.products import state_dtype
 from gatewise.kernels.stepwise.single_criteria import CRITERIA, refusals_of
@@ -178,6 +181,33 @@ def test_launches_that_were_not_all_made_are_made_again(layer, launched, monkeyp
     steps.prepare(others)
     assert torch.equal(steps.step(x), expected)
     assert launched == ["single_step"] * 4
+
+
+@pytest.mark.usefixtures("launched")
+def test_kernels_are_loaded_and_launched_on_the_device_of_the_states(monkeypatch):
+    problem, inputs = case(LSTM(), torch.float32, 2, 2, True, (8, 16))
+    steps, x = steps_of(problem, inputs), inputs.x[0]
+    current, found, prepared = [0], [], driver.prepared
+
+    @contextlib.contextmanager
+    def entered(device):
+        before, current[0] = current[0], device.index
+        yield
+        current[0] = before
+
+    def noted(binary, entry, shape, arguments, device):
+        found.append(("prepared", device.index, current[0]))
+        launch = prepared(binary, entry, shape, arguments, device)
+        return lambda: (found.append(("launched", device.index, current[0])), launch())
+
+    monkeypatch.setattr(driver, "prepared", noted)
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
+    steps.device = torch.device("cuda:1")
+    steps.prepare(inputs.weights)
+    steps.step(x)
+    assert found == [("prepared", 1, 1)] * 2 + [("launched", 1, 1)] * 2
+    assert current == [0]
 
 
 @pytest.mark.usefixtures("launched")
