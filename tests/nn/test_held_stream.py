@@ -336,6 +336,29 @@ def test_copies_go_on_by_themselves():
         torch.testing.assert_close(steps(other, x[2:]), expected)
 
 
+@each_layer
+def test_a_compiled_function_may_reset_and_assign_the_states(make, launched, recwarn):
+    layer, x = make(), x_of()
+    stream, other, rows = layer.stream(B), layer.stream(B), torch.tensor([True, False, True])
+
+    def loop(stream, x):
+        y = stream(x[0])
+        stream.reset(rows)
+        y = y + stream(x[1])
+        stream.states = stream.states
+        y = y + stream(x[2])
+        stream.reset()
+        return y + stream(x[3])
+
+    expected = [loop(other, x) for _ in range(2)]
+    recwarn.clear()
+    compiled = torch.compile(loop, backend="eager")
+    torch.testing.assert_close([compiled(stream, x) for _ in range(2)], expected)
+    torch.testing.assert_close(stream.states, other.states)
+    assert len(launched) == 2 * 2 * 4 * layer.num_layers
+    assert not list(recwarn)
+
+
 @pytest.mark.usefixtures("launched")
 def test_inference_mode_and_other_modes_can_alternate():
     layer, x = gatewise.LSTM(F, H, dtype=torch.float64), x_of()

@@ -55,12 +55,15 @@ class SingleSteps:
 
     def __init__(self, cell: Cell, states: Sequence[tuple[Tensor, ...]], dtype: torch.dtype) -> None:
         self.cell, self.dtype, self.device = cell, dtype, states[0][0].device
+        # PyTorch's compiler can trace what reads these names, but not the cached function that returns them.
+        self._names = carried_states(cell)
+        self._initial = [cell.initial_value(name) for name in ("h", *self._names)]
         layers, self._shape = len(states), tuple(states[0][0].shape)
         # In inference mode the tensors would be ones that nothing outside of it may write to.
         with torch.inference_mode(False), torch.no_grad():
             like = torch.empty(0, dtype=dtype, device=self.device)
             self._hidden = like.new_empty(layers, 2, *self._shape)
-            self._carried = like.new_empty(layers, len(carried_states(cell)), *self._shape, dtype=state_dtype(dtype))
+            self._carried = like.new_empty(layers, len(self._names), *self._shape, dtype=state_dtype(dtype))
             self._begun = like.new_zeros(layers, dtype=torch.int32)
             self._between = like.new_empty(layers - 1, *self._shape)
         self._known: list[tuple] | None = None
@@ -75,7 +78,7 @@ class SingleSteps:
             for layer, each in enumerate(states):
                 named = dict(zip(("h", *self.cell.states), each, strict=True))
                 self._hidden[layer].copy_(named["h"])  # both buffers, whichever is read next
-                for place, name in enumerate(carried_states(self.cell)):
+                for place, name in enumerate(self._names):
                     self._carried[layer, place].copy_(named[name])
 
     def reset(self, rows: Tensor | None) -> None:
@@ -84,10 +87,9 @@ class SingleSteps:
         Args:
             rows: The sequences [B], bool, on the device of the states; None for all of them.
         """
-        of_carried = [self._carried[:, place] for place in range(self._carried.shape[1])]
+        of_carried = [self._carried[:, place] for place in range(len(self._names))]
         with torch.no_grad():
-            for name, states in zip(("h", *carried_states(self.cell)), (self._hidden, *of_carried), strict=True):
-                value = self.cell.initial_value(name)
+            for value, states in zip(self._initial, (self._hidden, *of_carried), strict=True):
                 if rows is None:
                     states.fill_(value)
                 else:
@@ -101,7 +103,7 @@ class SingleSteps:
             hidden = torch.where(second, self._hidden[:, 1], self._hidden[:, 0]).to(self._carried.dtype)
             found = []
             for layer, carried in enumerate(self._carried):
-                named = {"h": hidden[layer]} | dict(zip(carried_states(self.cell), carried.clone(), strict=True))
+                named = {"h": hidden[layer]} | dict(zip(self._names, carried.clone(), strict=True))
                 found.append(tuple([named[name] for name in ("h", *self.cell.states)]))
         return found
 
