@@ -125,7 +125,8 @@ class Stream:
             DeviceError: The device is not that of the weights, or these are on several devices.
             ArgumentError: `x` is no tensor, or the call is traced by `torch.export`, `torch.jit`, `torch.func` or
                 `make_fx`, made with a `FakeTensor` or under `FakeTensorMode`, or captured in a CUDA graph although it
-                is the first one, or is computed by a call of a kernel for a sequence of one step.
+                is the first one, or is computed by a call of a kernel for a sequence of one step; or the call before on
+                a GPU failed after its step had begun, and the states were neither reset nor assigned since.
             KernelRefused: The kernel that was named cannot run the step.
         """
         if torch.compiler.is_compiling():
@@ -262,6 +263,11 @@ class Stream:
         For an LSTM this is the pair (h [L, B, R], c [L, B, H]), for a GRU or an RNN h [L, B, H], and for other cells a
         tuple of h and the cell's other states [L, B, H], in the dtype of the weights. Assigned states of the same form
         are copied and converted to the layer's device and dtype; None stands for those of a new sequence.
+
+        Raises:
+            ArgumentError: The last call on a GPU failed after its step had begun, and the states were neither reset nor
+                assigned since; or assigned states are of another form.
+            ShapeError: The shape of an assigned state is another one.
         """
         cell = _cell_of(self.layer)
         like = self._weight()

@@ -267,6 +267,39 @@ def test_a_call_that_is_interrupted_before_its_launches_exist_leaves_the_states(
         torch.testing.assert_close(stream(step), outputs(layer, step.unsqueeze(0), before)[0][0])
 
 
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.usefixtures("launched")
+def test_states_of_a_step_that_failed_between_its_layers_are_refused(number, error, monkeypatch):
+    layer, x = gatewise.LSTM(F, H, 2, dtype=torch.float64), x_of()
+    stream = layer.stream(B)
+    stream(x[0])
+    before = stream.states
+
+    def fail():
+        raise error
+
+    def fails():
+        with monkeypatch.context() as patched, pytest.raises(error):
+            launches = list(stream._held._launches)
+            launches[number] = fail
+            patched.setattr(stream._held, "_launches", launches)
+            stream(x[1])
+
+    message = "`states` must be those of a whole step, got those of a step that failed after it had begun. Call reset"
+    rows = torch.tensor([True, False, True])
+    for mend, given in ((lambda: setattr(stream, "states", before), before), (stream.reset, None)):
+        fails()
+        stream.reset(rows)  # the other row is still one of two steps
+        for use in (lambda: stream(x[1]), lambda: stream.states, lambda: copy.deepcopy(stream)):
+            with pytest.raises(ArgumentError, match=message):
+                use()
+        mend()
+        expected, after = outputs(layer, x[1:], given)
+        torch.testing.assert_close(steps(stream, x[1:]), expected)
+        torch.testing.assert_close(stream.states, after)
+
+
 @pytest.mark.usefixtures("launched")
 def test_inputs_are_read_wherever_they_are():
     layer, x = gatewise.LSTM(6, H, dtype=torch.float64), x_of(T, B, 6)

@@ -10,13 +10,14 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from gatewise.cells import Cell
 from gatewise.contract.device import Device
-from gatewise.contract.errors import ShapeError, sentence
+from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.weights import DirectionWeights, by_direction
 from gatewise.derivation.fused import carried_states
 from gatewise.derivation.row import row_code
@@ -66,6 +67,7 @@ class SingleSteps:
             self._carried = like.new_empty(layers, len(self._names), *self._shape, dtype=state_dtype(dtype))
             self._begun = like.new_zeros(layers, dtype=torch.int32)
             self._between = like.new_empty(layers - 1, *self._shape)
+        self._of_one_step = True  # whether the states of all layers are those of the same step
         self._known: list[tuple] | None = None
         self._copies: list[Tensor] = []
         self._first = self._last = Arguments()
@@ -80,6 +82,7 @@ class SingleSteps:
                 self._hidden[layer].copy_(named["h"])  # both buffers, whichever is read next
                 for place, name in enumerate(self._names):
                     self._carried[layer, place].copy_(named[name])
+        self._of_one_step = True
 
     def reset(self, rows: Tensor | None) -> None:
         """Set the states of sequences to their initial values, at the addresses where they are.
@@ -94,9 +97,17 @@ class SingleSteps:
                     states.fill_(value)
                 else:
                     states.masked_fill_(rows.unsqueeze(-1), value)
+        if rows is None:
+            self._of_one_step = True
 
     def read(self) -> list[tuple[Tensor, ...]]:
-        """Return copies of the states of all layers, in the dtype of states."""
+        """Return copies of the states of all layers, in the dtype of states.
+
+        Raises:
+            ArgumentError: The last step failed after it had begun, and the states were neither written nor reset since.
+        """
+        if not self._of_one_step:
+            self._refuse_states()
         # A block counts itself in each step, modulo two steps, and the first buffer is read while the count is 0.
         second = (self._begun >= self._shape[1]).view(-1, 1, 1)
         with torch.no_grad():
@@ -151,7 +162,12 @@ class SingleSteps:
 
         Args:
             x: The input [B, I], in the dtype of the calls and on the device.
+
+        Raises:
+            ArgumentError: The last step failed after it had begun, and the states were neither written nor reset since.
         """
+        if not self._of_one_step:
+            self._refuse_states()
         device = self.device
         if device.type == "cuda" and device.index != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
@@ -162,9 +178,17 @@ class SingleSteps:
             place = x.data_ptr()
         y = x.new_empty(*self._shape)  # PyTorch reads two integers faster than a tuple
         self._first.x, self._last.output = place, y.data_ptr()
-        for launch in self._launches:
-            launch()
+        try:
+            for launch in self._launches:
+                launch()
+        except BaseException:  # Ctrl-C too
+            self._of_one_step = False  # some layers may have their new states already
+            raise
         return y
+
+    def _refuse_states(self) -> NoReturn:
+        got = "those of a step that failed after it had begun"
+        raise ArgumentError(sentence("states", "those of a whole step", got, "Call reset(), or assign states."))
 
     def _arguments(self, layer: int, weights: DirectionWeights) -> Arguments:
         batch, units = self._shape
