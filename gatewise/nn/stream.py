@@ -104,7 +104,7 @@ class Stream:
         # The states are held at fixed addresses by the steps of a GPU, or else here; None for those of a new sequence.
         self._held: SingleSteps | None = None
         self._states: Stack | None = None
-        self._checked: list[torch.Size] | None = None
+        self._checked: list[tuple[torch.Size, torch.dtype, torch.device]] | None = None
         _check_forward(layer)
         check_cell(_cell_of(layer))
 
@@ -180,18 +180,12 @@ class Stream:
         if direct:
             if autocast is not None:
                 x, weights = x.to(dtype), _converted(weights, dtype)
-            shapes = [weight.shape for each in weights for weight in each]
-            if shapes != self._checked:
-                # Operators of PyTorch would broadcast a weight of one row to all units.
+            forms = [(weight.shape, weight.dtype, weight.device) for each in weights for weight in each]
+            if forms != self._checked:
+                # Operators of PyTorch would broadcast a weight of one row to all units, and promote dtypes.
                 check_tensors_of_step(cell, x, _flat_weights_of(layer, autocast))
-                self._checked = shapes
-            try:
-                after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
-            except RuntimeError:
-                # Only the first weight and the shapes were looked at before. PyTorch's sentence need not name the wrong
-                # one.
-                check_tensors_of_step(cell, x, _flat_weights_of(layer, autocast))
-                raise
+                self._checked = forms
+            after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
         else:
             after = one_call(cell, x, states, weights, layer.kernel)
         held = self._held
