@@ -70,7 +70,8 @@ class Stream:
     call, `reset` or assignment has left, and overwrites the output of the replay before it. The graph reads memory of
     the stream and of the layer's weights, and needs both as long as it is replayed. It has to be captured again when
     the layer has moved to another device or dtype or has another cell, when a weight has been replaced by another
-    tensor, and after calls in another dtype by autocast.
+    tensor, and after calls in another dtype by autocast. The states then have other addresses. Those of a capture stay
+    allocated as long as the stream exists, so that a replay of the earlier graph changes no other tensor.
 
     A stream can be copied by `copy.deepcopy` and pickled; the copy has a copy of the layer, unless both are parts of
     one copied object. Calls of one stream from several threads must not overlap. `torch.compile` leaves a call out of
@@ -104,6 +105,8 @@ class Stream:
         # The states are held at fixed addresses by the steps of a GPU, or else here; None for those of a new sequence.
         self._held: SingleSteps | None = None
         self._states: Stack | None = None
+        # Those that were used in captures stay alive, since replays of the graphs read and write their memory.
+        self._captured: list[SingleSteps] = []
         self._checked: list[tuple[torch.Size, torch.dtype, torch.device]] | None = None
         _check_forward(layer)
         check_cell(_cell_of(layer))
@@ -142,6 +145,8 @@ class Stream:
         ):
             _refuse_if_traced(x)
         layer, held = self.layer, self._held
+        if held is not None and _is_capturing(held.device):
+            self._keep(held)
         if (
             held is not None
             and x.dtype is held.dtype
@@ -213,7 +218,7 @@ class Stream:
             DeviceError: `rows` is on another device than the weights.
         """
         _refuse_if_traced(rows)
-        held = self._held
+        held = self._steps()
         if rows is None:
             if held is None:
                 self._states = None
@@ -292,7 +297,7 @@ class Stream:
         like = self._weight()
         with torch.no_grad():
             kept = [state.to(like.device, state_dtype(like.dtype), copy=True).unbind(0) for state in found]
-        states, held = list(zip(*kept, strict=True)), self._held
+        states, held = list(zip(*kept, strict=True)), self._steps()
         if held is not None and held.device == like.device:
             held.write(states)
         else:
@@ -300,7 +305,7 @@ class Stream:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has addresses of its own, and makes its launches anew.
-        return self.__dict__ | {"_held": None, "_states": self._current()}
+        return self.__dict__ | {"_held": None, "_captured": [], "_states": self._current()}
 
     def __repr__(self) -> str:
         return f"Stream({self.layer!r}, batch={self.batch})"
@@ -320,7 +325,7 @@ class Stream:
     def _holding(self, cell: Cell, x: Tensor, dtype: torch.dtype) -> SingleSteps | None:
         """Return the steps that hold the states of a call on a GPU; None if another kernel computes it."""
         layer, held = self.layer, self._held
-        capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        capturing = _is_capturing(x.device)
         if x.is_meta or not steps_freely(layer.kernel) or not in_one_launch(self._problem(cell, dtype), x.device):
             if capturing:
                 _refuse_traced("a call in the capture of a CUDA graph, whose replays would not carry the states")
@@ -347,11 +352,24 @@ class Stream:
             cell=cell,
         )
 
+    def _steps(self) -> SingleSteps | None:
+        """Return what holds the states, for a use of them that may be captured in a CUDA graph."""
+        held = self._held
+        # PyTorch's compiler, which may trace `reset`, would take the answer of its time for that of every call.
+        if held is not None and not torch.compiler.is_compiling() and _is_capturing(held.device):
+            self._keep(held)
+        return held
+
+    def _keep(self, held: SingleSteps) -> None:
+        if held not in self._captured:
+            self._captured.append(held)
+
     def _current(self) -> Stack | None:
-        return self._states if self._held is None else self._held.read()
+        held = self._steps()
+        return self._states if held is None else held.read()
 
     def _before(self, cell: Cell, x: Tensor, dtype: torch.dtype) -> Stack:
-        states = self._states if self._held is None else self._held.read()
+        states = self._states if self._held is None else self._current()
         if states is None:
             return self._initial(cell, x.new_empty(0, dtype=dtype))
         first = states[0][0]
@@ -377,6 +395,10 @@ def stream(self: Any, batch: int) -> Stream:
 
 # PyTorch's compiler calls the function instead of tracing it. `torch._dynamo` is imported only then.
 _outside_of_graph = torch._disable_dynamo(Stream.__call__)
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _refuse_traced(got: str) -> NoReturn:

@@ -1,9 +1,11 @@
 """Streams whose states are held at fixed addresses, as on a GPU: with the CUDA sources compiled for the CPU."""
 
 import copy
+import gc
 import pickle
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -369,6 +371,54 @@ def test_copies_go_on_by_themselves():
         torch.testing.assert_close(steps(other, x[2:]), expected)
 
 
+USES = {
+    "call": lambda stream, x: stream(x),
+    "reset": lambda stream, x: stream.reset(),
+    "reset of rows": lambda stream, x: stream.reset(torch.tensor([True, False, True])),
+    "states": lambda stream, x: stream.states,
+    "assignment": lambda stream, x: setattr(stream, "states", (torch.ones(2, B, H), torch.ones(2, B, H))),
+}
+
+
+def in_16_bits(stream, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        stream(x)
+
+
+def with_another_cell(stream, x):
+    stream.layer.zoneout = {"c": 0.4}
+    stream(x)
+
+
+def in_another_dtype(stream, x):
+    stream.layer.double()
+    stream(x.double())
+
+
+@pytest.mark.parametrize("change", [in_16_bits, with_another_cell, in_another_dtype])
+@pytest.mark.parametrize("use", [None, *USES.values()], ids=["nothing", *USES])
+@pytest.mark.usefixtures("launched")
+def test_memory_that_a_captured_graph_uses_stays_allocated(use, change, monkeypatch):
+    layer, x = gatewise.Recurrent(LSTM(), F, H, 2), x_of(B, F, dtype=torch.float32)
+    stream = layer.stream(B)
+    stream(x)
+    held = weakref.ref(stream._held)
+    if use is not None:
+        with monkeypatch.context() as patched:
+            patched.setattr(streams, "_is_capturing", lambda device: True)
+            for _ in range(2):
+                use(stream, x)
+    copies = copy.deepcopy(stream), pickle.loads(pickle.dumps(stream))
+    change(stream, x)
+    gc.collect()
+    assert stream._held is not held()
+    assert (held() is not None) == (use is not None)
+    assert [len(each._captured) for each in (stream, *copies)] == [int(use is not None), 0, 0]
+    del stream
+    gc.collect()
+    assert held() is None
+
+
 @each_layer
 def test_a_compiled_function_may_reset_and_assign_the_states(make, launched, recwarn):
     layer, x = make(), x_of()
@@ -420,7 +470,7 @@ def test_a_step_takes_few_calls_of_python(name, launched, monkeypatch):
         stream(x[3])
     finally:
         sys.setprofile(None)
-    assert called["call"] <= 13 + layer.num_layers
+    assert called["call"] <= 14 + layer.num_layers
     assert called["c_call"] <= 12 + 2 * len(list(layer.parameters())) + 10
     assert not launched
 
