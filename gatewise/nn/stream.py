@@ -126,7 +126,7 @@ class Stream:
             DtypeError: The dtype differs from that of the weights, and autocast does not convert the input; or the
                 weights are of several dtypes.
             DeviceError: The device is not that of the weights, or these are on several devices.
-            ArgumentError: `x` is no tensor, or the call is traced by `torch.export`, `torch.jit`, `torch.func` or
+            ArgumentError: `x` is no dense tensor, or the call is traced by `torch.export`, `torch.jit`, `torch.func` or
                 `make_fx`, made with a `FakeTensor` or under `FakeTensorMode`, or captured in a CUDA graph although it
                 is the first one, or is computed by a call of a kernel for a sequence of one step; or the call before on
                 a GPU failed after its step had begun, and the states were neither reset nor assigned since.
@@ -152,6 +152,7 @@ class Stream:
             and x.dtype is held.dtype
             and x.shape == self._shape
             and x.device == held.device
+            and x.layout is torch.strided
             and held.cell is _cell_of(layer)
             and steps_freely(layer.kernel)
             and not layer.bidirectional
@@ -170,6 +171,7 @@ class Stream:
             x.shape != self._shape
             or x.dtype is not weight.dtype
             or x.device != weight.device
+            or x.layout is not torch.strided
             or layer.bidirectional
             or layer.reverse
             or not direct
@@ -321,6 +323,8 @@ class Stream:
         if x.dtype is not weight.dtype and not converted:
             advice = "Convert one of them with .to(dtype)."
             raise DtypeError(sentence("x", f"{weight.dtype} like the weights", x.dtype, advice))
+        if x.layout is not torch.strided:
+            raise ArgumentError(sentence("x", "a dense tensor", f"one of {x.layout}", "Call .to_dense() on it."))
 
     def _holding(self, cell: Cell, x: Tensor, dtype: torch.dtype) -> SingleSteps | None:
         """Return the steps that hold the states of a call on a GPU; None if another kernel computes it."""

@@ -326,6 +326,7 @@ def test_wrong_inputs_are_refused_after_the_first_call_too():
         (x[:1], ShapeError),
         (x.float(), DtypeError),
         (x.to("meta"), DeviceError),
+        (x.to_sparse(), ArgumentError),
         (None, ArgumentError),
     ):
         with pytest.raises(error, match="`x` must be"):

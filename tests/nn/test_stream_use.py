@@ -310,6 +310,20 @@ def test_inputs_of_another_shape_are_refused(shape):
         stream(torch.zeros(shape))
 
 
+@pytest.mark.parametrize("options", [{}, {"kernel": "eager"}, {"proj_size": 3}], ids=repr)
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_inputs_that_are_not_dense_are_refused(calls_before, options):
+    stream, x = gatewise.LSTM(F, H, **options).stream(B), x_of()
+    for step in x[:calls_before]:
+        stream(step)
+    before = stream.states
+    for given in (x[1].to_sparse(), x[1].to_mkldnn()):
+        message = f"`x` must be a dense tensor, got one of {given.layout}. Call .to_dense() on it."
+        with pytest.raises(ArgumentError, match=re.escape(message)):
+            stream(given)
+    torch.testing.assert_close(stream.states, before, rtol=0, atol=0)
+
+
 def test_what_is_no_tensor_is_refused():
     stream = gatewise.LSTM(F, H).stream(B)
     with pytest.raises(ArgumentError, match="`x` must be a tensor, got list"):
