@@ -127,9 +127,10 @@ class Stream:
                 weights are of several dtypes.
             DeviceError: The device is not that of the weights, or these are on several devices.
             ArgumentError: `x` is no dense tensor, or the call is traced by `torch.export`, `torch.jit`, `torch.func` or
-                `make_fx`, made with a `FakeTensor` or under `FakeTensorMode`, or captured in a CUDA graph although it
-                is the first one, or is computed by a call of a kernel for a sequence of one step; or the call before on
-                a GPU failed after its step had begun, and the states were neither reset nor assigned since.
+                `make_fx`, or made with a `FakeTensor` or under `FakeTensorMode`. Or it is captured in a CUDA graph,
+                although it is computed by a call of a kernel for a sequence of one step, or although the call before
+                had another device, dtype or cell, or there was none. Or the call before on a GPU failed after its step
+                had begun, and the states were neither reset nor assigned since.
             KernelRefused: The kernel that was named cannot run the step.
         """
         if torch.compiler.is_compiling():
@@ -337,7 +338,8 @@ class Stream:
         # The states are held for one cell, dtype and device. For others, they are held at other addresses.
         if held is None or (held.cell, held.dtype, held.device) != (cell, dtype, x.device):
             if capturing:
-                _refuse_traced("its first call in the capture of a CUDA graph, whose replays would begin with it")
+                advice = "Call the stream once with this device, dtype and cell before the capture."
+                _refuse_traced("its first call in the capture of a CUDA graph, whose replays would begin with it", advice)
             held = held_steps(cell, self._before(cell, x, state_dtype(dtype)), dtype)
             self._held, self._states = held, None
         return held
@@ -405,8 +407,7 @@ def _is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _refuse_traced(got: str) -> NoReturn:
-    advice = "Call the layer itself, with its states as inputs and outputs."
+def _refuse_traced(got: str, advice: str = "Call the layer itself, with its states as inputs and outputs.") -> NoReturn:
     raise ArgumentError(sentence("stream", "called directly", got, advice))
 
 

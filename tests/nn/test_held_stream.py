@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import re
 import sys
 import threading
 import weakref
@@ -370,6 +371,27 @@ def test_copies_go_on_by_themselves():
     expected = steps(stream, x[2:])
     for other in others:
         torch.testing.assert_close(steps(other, x[2:]), expected)
+
+
+@pytest.mark.usefixtures("launched")
+def test_the_first_call_with_a_device_dtype_and_cell_is_not_captured(monkeypatch):
+    layer, x = gatewise.Recurrent(LSTM(), F, H), x_of(dtype=torch.float32)[0]
+    stream = layer.stream(B)
+    message = (
+        "`stream` must be called directly, got its first call in the capture of a CUDA graph, whose replays would begin "
+        "with it. Call the stream once with this device, dtype and cell before the capture."
+    )
+    calls = (
+        lambda: stream(x),
+        lambda: in_16_bits(stream, x),
+        lambda: with_another_cell(stream, x),
+        lambda: in_another_dtype(stream, x),
+    )
+    for call in calls:
+        with monkeypatch.context() as patched, pytest.raises(ArgumentError, match=re.escape(message)):
+            patched.setattr(streams, "_is_capturing", lambda device: True)
+            call()
+        call()
 
 
 USES = {
