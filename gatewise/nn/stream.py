@@ -15,6 +15,7 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.pytorch import MODES
 from gatewise.functional.export import is_exporting
 from gatewise.functional.one_step import (
+    NOT_CAPTURED,
     Product,
     Stack,
     autocast_dtype,
@@ -333,7 +334,7 @@ class Stream:
         capturing = _is_capturing(x.device)
         if x.is_meta or not steps_freely(layer.kernel) or not in_one_launch(self._problem(cell, dtype), x.device):
             if capturing:
-                _refuse_traced("a call in the capture of a CUDA graph, whose replays would not carry the states")
+                _refuse_traced(NOT_CAPTURED)
             return None
         # The states are held for one cell, dtype and device. For others, they are held at other addresses.
         if held is None or (held.cell, held.dtype, held.device) != (cell, dtype, x.device):

@@ -10,7 +10,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.kernel import Work, read_again
 from gatewise.contract.problem import Problem
 from gatewise.selection import cost
-from gatewise.selection.one_step import algorithm_on_cpu, refusals_of
+from gatewise.selection.one_step import NOT_CAPTURED, algorithm_on_cpu, refusals_of
 from gatewise.selection.preference import AUTO, Preference
 
 ONE_STEP = "one_step"
@@ -28,6 +28,8 @@ def with_step(decision: Decision, wanted: Preference, structured: bool) -> Decis
     problem, device = decision.problem, decision.device
     own = _verdict(problem, device, wanted, structured)
     verdicts = own, *decision.verdicts
+    if not own.accepted and problem.captured and device.kind == "cuda":
+        return dataclasses.replace(decision, verdicts=verdicts, chosen=None, reason=NOT_CAPTURED, passed_over="")
     if not own.accepted:
         return dataclasses.replace(decision, verdicts=verdicts)
     return dataclasses.replace(decision, verdicts=verdicts, chosen=ONE_STEP, reason="a step of a stream")

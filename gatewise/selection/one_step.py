@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gatewise.kernels.stepwise.single import SingleSteps
 
 __all__ = [
+    "NOT_CAPTURED",
     "Product",
     "SingleSteps",
     "Step",
@@ -32,6 +33,10 @@ __all__ = [
     "state_dtype",
     "step_of",
 ]
+
+
+NOT_CAPTURED = "a call in the capture of a CUDA graph, whose replays would not carry the states"
+"""Why a capture has no step that is a call of a kernel for a sequence of one step."""
 
 
 class Step(Protocol):

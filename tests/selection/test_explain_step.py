@@ -56,6 +56,26 @@ def test_other_steps_on_a_gpu_are_calls_of_the_kernel_that_is_chosen_for_one(mak
     assert str(found).startswith(refusal)
 
 
+@pytest.mark.parametrize(
+    ("make", "refusal"),
+    [
+        (lambda: gatewise.LSTM(5, 8, proj_size=3), "proj_size is 3, allowed: 0"),
+        (lambda: gatewise.LSTM(5, 8, kernel="eager"), "kernel is 'eager', allowed: none that is named"),
+    ],
+)
+def test_a_call_of_another_kernel_is_not_captured(make, refusal):
+    stream = make().stream(8)
+    assert gatewise.explain(stream, (8, 5), device="h200", captured=False).chosen is not None
+    decision = gatewise.explain(stream, (8, 5), device="h200", captured=True)
+    reason = "a call in the capture of a CUDA graph, whose replays would not carry the states"
+    assert (decision.chosen, decision.reason) == (None, reason)
+    assert [str(found) for found in decision.verdict("one_step").refusals] == [refusal]
+    assert "chosen   none (a call in the capture of a CUDA graph" in str(decision)
+    captured = gatewise.explain(gatewise.LSTM(5, 8).stream(8), (8, 5), device="h200", captured=True)
+    assert captured.chosen == "one_step"
+    assert gatewise.explain(stream, (8, 5), device="cpu", captured=True).chosen is not None
+
+
 def test_a_named_kernel_computes_a_step_on_a_cpu_too():
     stream = gatewise.Recurrent(LSTM(), 5, 8).stream(1)
     assert gatewise.explain(stream, (1, 5), kernel="eager").chosen == "eager"
