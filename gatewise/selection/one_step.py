@@ -16,7 +16,7 @@ from gatewise.contract.pytorch import in_pytorch, pytorch_layer
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.aten import OPERATORS
 from gatewise.kernels.eager import Product, one_step, state_dtype
-from gatewise.kernels.stepwise.single_criteria import refusals_of
+from gatewise.kernels.stepwise.single_criteria import held_bytes, refusals_of
 
 if TYPE_CHECKING:
     from gatewise.kernels.stepwise.single import SingleSteps
@@ -27,6 +27,7 @@ __all__ = [
     "SingleSteps",
     "Step",
     "algorithm_on_cpu",
+    "held_bytes",
     "held_steps",
     "in_one_launch",
     "refusals_of",
