@@ -35,6 +35,7 @@ def test_a_run_compiles_nothing_that_was_not_compiled_ahead(monkeypatch, tmp_pat
         each.compile()
     compiled, ahead = set(known), len(sources)
     assert compiled
+    assert ahead
     with arithmetic(precision), autocast(precision, GPU):
         for batch in train.windows():
             model.loss(batch)[0].backward()
