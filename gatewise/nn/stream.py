@@ -339,8 +339,8 @@ class Stream:
         # The states are held for one cell, dtype and device. For others, they are held at other addresses.
         if held is None or (held.cell, held.dtype, held.device) != (cell, dtype, x.device):
             if capturing:
-                advice = "Call the stream once with this device, dtype and cell before the capture."
-                _refuse_traced("its first call in the capture of a CUDA graph, whose replays would begin with it", advice)
+                got = "its first call in the capture of a CUDA graph, whose replays would begin with it"
+                _refuse_traced(got, "Call the stream once with this device, dtype and cell before the capture.")
             held = held_steps(cell, self._before(cell, x, state_dtype(dtype)), dtype)
             self._held, self._states = held, None
         return held

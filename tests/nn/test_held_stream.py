@@ -263,9 +263,10 @@ def test_a_call_that_is_interrupted_before_its_launches_exist_leaves_the_states(
     for number, step in enumerate(x[:2]):  # the first call, and one after a weight was replaced
         layer.weight_hh_l1 = torch.nn.Parameter((number + 1) * layer.weight_hh_l1.detach())
         before = stream.states
-        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patched:
             patched.setattr(single, "_binary", interrupted)
-            stream(step)
+            with pytest.raises(KeyboardInterrupt):
+                stream(step)
         torch.testing.assert_close(stream.states, before, rtol=0, atol=0)
         torch.testing.assert_close(stream(step), outputs(layer, step.unsqueeze(0), before)[0][0])
 
@@ -283,11 +284,12 @@ def test_states_of_a_step_that_failed_between_its_layers_are_refused(number, err
         raise error
 
     def fails():
-        with monkeypatch.context() as patched, pytest.raises(error):
-            launches = list(stream._held._launches)
-            launches[number] = fail
+        launches = list(stream._held._launches)
+        launches[number] = fail
+        with monkeypatch.context() as patched:
             patched.setattr(stream._held, "_launches", launches)
-            stream(x[1])
+            with pytest.raises(error):
+                stream(x[1])
 
     message = "`states` must be those of a whole step, got those of a step that failed after it had begun. Call reset"
     rows = torch.tensor([True, False, True])
@@ -378,8 +380,8 @@ def test_the_first_call_with_a_device_dtype_and_cell_is_not_captured(monkeypatch
     layer, x = gatewise.Recurrent(LSTM(), F, H), x_of(dtype=torch.float32)[0]
     stream = layer.stream(B)
     message = (
-        "`stream` must be called directly, got its first call in the capture of a CUDA graph, whose replays would begin "
-        "with it. Call the stream once with this device, dtype and cell before the capture."
+        "`stream` must be called directly, got its first call in the capture of a CUDA graph, whose replays would "
+        "begin with it. Call the stream once with this device, dtype and cell before the capture."
     )
     calls = (
         lambda: stream(x),
@@ -388,9 +390,10 @@ def test_the_first_call_with_a_device_dtype_and_cell_is_not_captured(monkeypatch
         lambda: in_another_dtype(stream, x),
     )
     for call in calls:
-        with monkeypatch.context() as patched, pytest.raises(ArgumentError, match=re.escape(message)):
+        with monkeypatch.context() as patched:
             patched.setattr(streams, "_is_capturing", lambda device: True)
-            call()
+            with pytest.raises(ArgumentError, match=re.escape(message)):
+                call()
         call()
 
 
