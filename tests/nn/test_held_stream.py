@@ -668,3 +668,22 @@ def test_steps_on_a_gpu_that_is_not_the_current_one():
     stream.states = stream.states
     torch.testing.assert_close(torch.cat([found, steps(stream, given[2:])]).cpu(), expected)
     torch.testing.assert_close(tuple(state.cpu() for state in stream.states), final)
+
+
+@pytest.mark.gpu
+def test_a_replay_after_calls_in_another_dtype_changes_no_other_tensor():
+    layer, x = gatewise.LSTM(F, H, 2, device="cuda"), x_of(B, F, dtype=torch.float32).cuda()
+    stream = layer.stream(B)
+    stream(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream(x)
+    with torch.autocast("cuda", torch.bfloat16):
+        stream(x)
+    before = stream.states
+    # As large as the states, so that they would be allocated where the states of the capture were.
+    others = [torch.zeros_like(before[0]) for _ in range(200)]
+    for _ in range(2):
+        graph.replay()
+    assert not any(other.any() for other in others)
+    torch.testing.assert_close(stream.states, before, rtol=0, atol=0)
