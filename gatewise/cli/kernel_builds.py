@@ -41,7 +41,8 @@ class LayerCall(NamedTuple):
 def kernels_ahead(builds: Builds, device: torch.device) -> Iterator[None]:
     """Compile what a run launches in other threads while the context runs; on a CPU, do nothing.
 
-    Compiling one kernel takes up to a second, and a translation model has kernels for every shape of its batches.
+    Compiling one kernel takes up to a second, and a translation model has kernels for every shape of its batches. An
+    error of a compilation is raised where the kernel is launched, an error of finding the kernels here.
 
     Args:
         builds: The function that returns the kernels.

@@ -61,8 +61,8 @@ class Decision:
         problem: The problem.
         device: The device of the call.
         verdicts: The verdict of each kernel, in the order of `gatewise.kernel_names()`.
-        chosen: The name of the kernel that runs; None if the named kernel refuses, or if no kernel fits into the memory
-            budget.
+        chosen: The name of the kernel that runs; None if the named kernel refuses, if no kernel fits into the memory
+            budget, or if a stream refuses to be captured in a CUDA graph.
         reason: The reason for the choice, in a few words.
         passed_over: The name of the kernel that would run without a memory budget; empty if the budget did not change
             the choice.

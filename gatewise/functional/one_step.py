@@ -15,12 +15,21 @@ from gatewise.functional.differentiable import recurrent
 from gatewise.functional.passes import first_calls_permitted, without_autocast
 from gatewise.functional.weights import Form, forms_of, structure_of
 from gatewise.selection import AUTO, preference
-from gatewise.selection.one_step import Product, Step, held_steps, in_one_launch, state_dtype, step_of
+from gatewise.selection.one_step import (
+    NOT_CAPTURED,
+    Product,
+    Step,
+    held_steps,
+    in_one_launch,
+    state_dtype,
+    step_of,
+)
 
 if TYPE_CHECKING:
     from gatewise.selection.one_step import SingleSteps
 
 __all__ = [
+    "NOT_CAPTURED",
     "Product",
     "SingleSteps",
     "Stack",

@@ -43,8 +43,8 @@ def with_dropped_words(embedded: Tensor, tokens: Tensor, vocabulary_size: int, r
     """Return embeddings in which all occurrences of a word are dropped together.
 
     Args:
-        embedded: The embeddings [T, B, E].
-        tokens: The tokens, int64 [T, B].
+        embedded: The embeddings [..., E].
+        tokens: The tokens, int64 [...], of any shape.
         vocabulary_size: The number of different tokens, V.
         rate: The probability of dropping a word; the embeddings of the others are multiplied by 1 / (1 - rate).
     """

@@ -303,7 +303,7 @@ class Seq2Seq(nn.Module):
         return self._scores(attended), DecoderState(hidden, cell, attended), weights
 
     def _embedded(self, table: nn.Embedding, tokens: Tensor) -> Tensor:
-        """Return the embeddings of tokens [T, B], in training mode with dropped tokens and features."""
+        """Return the embeddings [..., E] of tokens [...], in training mode with dropped tokens and features."""
         found = table(tokens)
         if self.training and self.word_dropout:
             found = with_dropped_words(found, tokens, table.num_embeddings, self.word_dropout)

@@ -15,6 +15,7 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.pytorch import MODES
 from gatewise.functional.export import is_exporting
 from gatewise.functional.one_step import (
+    NOT_CAPTURED,
     Product,
     Stack,
     autocast_dtype,
@@ -70,7 +71,8 @@ class Stream:
     call, `reset` or assignment has left, and overwrites the output of the replay before it. The graph reads memory of
     the stream and of the layer's weights, and needs both as long as it is replayed. It has to be captured again when
     the layer has moved to another device or dtype or has another cell, when a weight has been replaced by another
-    tensor, and after calls in another dtype by autocast.
+    tensor, and after calls in another dtype by autocast. The states then have other addresses. Those of a capture stay
+    allocated as long as the stream exists, so that a replay of the earlier graph changes no other tensor.
 
     A stream can be copied by `copy.deepcopy` and pickled; the copy has a copy of the layer, unless both are parts of
     one copied object. Calls of one stream from several threads must not overlap. `torch.compile` leaves a call out of
@@ -104,7 +106,9 @@ class Stream:
         # The states are held at fixed addresses by the steps of a GPU, or else here; None for those of a new sequence.
         self._held: SingleSteps | None = None
         self._states: Stack | None = None
-        self._checked: list[torch.Size] | None = None
+        # Those that were used in captures stay alive, since replays of the graphs read and write their memory.
+        self._captured: list[SingleSteps] = []
+        self._checked: list[tuple[torch.Size, torch.dtype, torch.device]] | None = None
         _check_forward(layer)
         check_cell(_cell_of(layer))
 
@@ -123,9 +127,11 @@ class Stream:
             DtypeError: The dtype differs from that of the weights, and autocast does not convert the input; or the
                 weights are of several dtypes.
             DeviceError: The device is not that of the weights, or these are on several devices.
-            ArgumentError: `x` is no tensor, or the call is traced by `torch.export`, `torch.jit`, `torch.func` or
-                `make_fx`, made with a `FakeTensor` or under `FakeTensorMode`, or captured in a CUDA graph although it
-                is the first one, or is computed by a call of a kernel for a sequence of one step.
+            ArgumentError: `x` is no dense tensor, or the call is traced by `torch.export`, `torch.jit`, `torch.func` or
+                `make_fx`, or made with a `FakeTensor` or under `FakeTensorMode`. Or it is captured in a CUDA graph,
+                although it is computed by a call of a kernel for a sequence of one step, or although the call before
+                had another device, dtype or cell, or there was none. Or the call before on a GPU failed after its step
+                had begun, and the states were neither reset nor assigned since.
             KernelRefused: The kernel that was named cannot run the step.
         """
         if torch.compiler.is_compiling():
@@ -141,11 +147,14 @@ class Stream:
         ):
             _refuse_if_traced(x)
         layer, held = self.layer, self._held
+        if held is not None and _is_capturing(held.device):
+            self._keep(held)
         if (
             held is not None
             and x.dtype is held.dtype
             and x.shape == self._shape
             and x.device == held.device
+            and x.layout is torch.strided
             and held.cell is _cell_of(layer)
             and steps_freely(layer.kernel)
             and not layer.bidirectional
@@ -164,6 +173,7 @@ class Stream:
             x.shape != self._shape
             or x.dtype is not weight.dtype
             or x.device != weight.device
+            or x.layout is not torch.strided
             or layer.bidirectional
             or layer.reverse
             or not direct
@@ -179,18 +189,12 @@ class Stream:
         if direct:
             if autocast is not None:
                 x, weights = x.to(dtype), _converted(weights, dtype)
-            shapes = [weight.shape for each in weights for weight in each]
-            if shapes != self._checked:
-                # Operators of PyTorch would broadcast a weight of one row to all units.
+            forms = [(weight.shape, weight.dtype, weight.device) for each in weights for weight in each]
+            if forms != self._checked:
+                # Operators of PyTorch would broadcast a weight of one row to all units, and promote dtypes.
                 check_tensors_of_step(cell, x, _flat_weights_of(layer, autocast))
-                self._checked = shapes
-            try:
-                after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
-            except RuntimeError:
-                # Only the first weight and the shapes were looked at before. PyTorch's sentence need not name the wrong
-                # one.
-                check_tensors_of_step(cell, x, _flat_weights_of(layer, autocast))
-                raise
+                self._checked = forms
+            after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
         else:
             after = one_call(cell, x, states, weights, layer.kernel)
         held = self._held
@@ -218,7 +222,7 @@ class Stream:
             DeviceError: `rows` is on another device than the weights.
         """
         _refuse_if_traced(rows)
-        held = self._held
+        held = self._steps()
         if rows is None:
             if held is None:
                 self._states = None
@@ -262,6 +266,11 @@ class Stream:
         For an LSTM this is the pair (h [L, B, R], c [L, B, H]), for a GRU or an RNN h [L, B, H], and for other cells a
         tuple of h and the cell's other states [L, B, H], in the dtype of the weights. Assigned states of the same form
         are copied and converted to the layer's device and dtype; None stands for those of a new sequence.
+
+        Raises:
+            ArgumentError: The last call on a GPU failed after its step had begun, and the states were neither reset nor
+                assigned since; or assigned states are of another form.
+            ShapeError: The shape of an assigned state is another one.
         """
         cell = _cell_of(self.layer)
         like = self._weight()
@@ -292,7 +301,7 @@ class Stream:
         like = self._weight()
         with torch.no_grad():
             kept = [state.to(like.device, state_dtype(like.dtype), copy=True).unbind(0) for state in found]
-        states, held = list(zip(*kept, strict=True)), self._held
+        states, held = list(zip(*kept, strict=True)), self._steps()
         if held is not None and held.device == like.device:
             held.write(states)
         else:
@@ -300,7 +309,7 @@ class Stream:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has addresses of its own, and makes its launches anew.
-        return self.__dict__ | {"_held": None, "_states": self._current()}
+        return self.__dict__ | {"_held": None, "_captured": [], "_states": self._current()}
 
     def __repr__(self) -> str:
         return f"Stream({self.layer!r}, batch={self.batch})"
@@ -316,19 +325,22 @@ class Stream:
         if x.dtype is not weight.dtype and not converted:
             advice = "Convert one of them with .to(dtype)."
             raise DtypeError(sentence("x", f"{weight.dtype} like the weights", x.dtype, advice))
+        if x.layout is not torch.strided:
+            raise ArgumentError(sentence("x", "a dense tensor", f"one of {x.layout}", "Call .to_dense() on it."))
 
     def _holding(self, cell: Cell, x: Tensor, dtype: torch.dtype) -> SingleSteps | None:
         """Return the steps that hold the states of a call on a GPU; None if another kernel computes it."""
         layer, held = self.layer, self._held
-        capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        capturing = _is_capturing(x.device)
         if x.is_meta or not steps_freely(layer.kernel) or not in_one_launch(self._problem(cell, dtype), x.device):
             if capturing:
-                _refuse_traced("a call in the capture of a CUDA graph, whose replays would not carry the states")
+                _refuse_traced(NOT_CAPTURED)
             return None
         # The states are held for one cell, dtype and device. For others, they are held at other addresses.
         if held is None or (held.cell, held.dtype, held.device) != (cell, dtype, x.device):
             if capturing:
-                _refuse_traced("its first call in the capture of a CUDA graph, whose replays would begin with it")
+                got = "its first call in the capture of a CUDA graph, whose replays would begin with it"
+                _refuse_traced(got, "Call the stream once with this device, dtype and cell before the capture.")
             held = held_steps(cell, self._before(cell, x, state_dtype(dtype)), dtype)
             self._held, self._states = held, None
         return held
@@ -347,11 +359,24 @@ class Stream:
             cell=cell,
         )
 
+    def _steps(self) -> SingleSteps | None:
+        """Return what holds the states, for a use of them that may be captured in a CUDA graph."""
+        held = self._held
+        # PyTorch's compiler, which may trace `reset`, would take the answer of its time for that of every call.
+        if held is not None and not torch.compiler.is_compiling() and _is_capturing(held.device):
+            self._keep(held)
+        return held
+
+    def _keep(self, held: SingleSteps) -> None:
+        if held not in self._captured:
+            self._captured.append(held)
+
     def _current(self) -> Stack | None:
-        return self._states if self._held is None else self._held.read()
+        held = self._steps()
+        return self._states if held is None else held.read()
 
     def _before(self, cell: Cell, x: Tensor, dtype: torch.dtype) -> Stack:
-        states = self._states if self._held is None else self._held.read()
+        states = self._states if self._held is None else self._current()
         if states is None:
             return self._initial(cell, x.new_empty(0, dtype=dtype))
         first = states[0][0]
@@ -379,8 +404,11 @@ def stream(self: Any, batch: int) -> Stream:
 _outside_of_graph = torch._disable_dynamo(Stream.__call__)
 
 
-def _refuse_traced(got: str) -> NoReturn:
-    advice = "Call the layer itself, with its states as inputs and outputs."
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _refuse_traced(got: str, advice: str = "Call the layer itself, with its states as inputs and outputs.") -> NoReturn:
     raise ArgumentError(sentence("stream", "called directly", got, advice))
 
 

@@ -61,7 +61,8 @@ def explain(
     Args:
         module: A recurrent layer of gatewise, or one of PyTorch's, for which the decision is that after
             `gatewise.accelerate`; or a stream. The decision for a step of a stream has one more verdict, "one_step",
-            for the stream's own way to compute it; if that refuses, the step is a call of the kernel that is chosen.
+            for the stream's own way to compute it; if that refuses, the step is a call of the kernel that is chosen,
+            and raises an error in the capture of a CUDA graph.
         x: The input, or its shape as the module takes it: (T, B, I), (B, T, I) with batch_first, or (T, I); of a stream
             (B, I).
         lengths: The lengths of the sequences, or True for lengths on x's device.
@@ -75,7 +76,8 @@ def explain(
         resets: The steps at which episodes begin, as in a call, or True for some. Default: none.
 
     Returns:
-        The `Decision`, which can be printed. `decision.chosen` is None if the named kernel refuses.
+        The `Decision`, which can be printed. `decision.chosen` is None if the named kernel refuses, or if a stream
+        refuses to be captured.
 
     Raises:
         ArgumentError: `module` is not such a layer, or a size is not a non-negative integer.

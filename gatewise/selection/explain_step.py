@@ -10,7 +10,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.kernel import Work, read_again
 from gatewise.contract.problem import Problem
 from gatewise.selection import cost
-from gatewise.selection.one_step import algorithm_on_cpu, refusals_of
+from gatewise.selection.one_step import NOT_CAPTURED, algorithm_on_cpu, held_bytes, refusals_of, state_dtype
 from gatewise.selection.preference import AUTO, Preference
 
 ONE_STEP = "one_step"
@@ -28,6 +28,8 @@ def with_step(decision: Decision, wanted: Preference, structured: bool) -> Decis
     problem, device = decision.problem, decision.device
     own = _verdict(problem, device, wanted, structured)
     verdicts = own, *decision.verdicts
+    if not own.accepted and problem.captured and device.kind == "cuda":
+        return dataclasses.replace(decision, verdicts=verdicts, chosen=None, reason=NOT_CAPTURED, passed_over="")
     if not own.accepted:
         return dataclasses.replace(decision, verdicts=verdicts)
     return dataclasses.replace(decision, verdicts=verdicts, chosen=ONE_STEP, reason="a step of a stream")
@@ -47,13 +49,18 @@ def _verdict(problem: Problem, device: Device, wanted: Preference, structured: b
     else:
         algorithm = "one launch for each layer"
         work = Work(launches=layers, operators=1) + weights
-    states = layers * problem.batch * (problem.output_size + problem.states_size)
-    outputs = problem.batch * problem.output_size
     return Verdict(
         ONE_STEP,
         _SUMMARY,
         algorithm=algorithm,
         work=work,
         seconds=cost.seconds(ONE_STEP, work, problem, device),
-        memory=lambda: size * (states + outputs),
+        memory=lambda: _states_bytes(problem, device) + size * problem.batch * problem.output_size,
     )
+
+
+def _states_bytes(problem: Problem, device: Device) -> int:
+    if device.kind != "cpu":
+        return held_bytes(problem)
+    features = problem.num_layers * (problem.output_size + problem.states_size)
+    return features * problem.batch * state_dtype(problem.dtype).itemsize

@@ -16,22 +16,28 @@ from gatewise.contract.pytorch import in_pytorch, pytorch_layer
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.aten import OPERATORS
 from gatewise.kernels.eager import Product, one_step, state_dtype
-from gatewise.kernels.stepwise.single_criteria import refusals_of
+from gatewise.kernels.stepwise.single_criteria import held_bytes, refusals_of
 
 if TYPE_CHECKING:
     from gatewise.kernels.stepwise.single import SingleSteps
 
 __all__ = [
+    "NOT_CAPTURED",
     "Product",
     "SingleSteps",
     "Step",
     "algorithm_on_cpu",
+    "held_bytes",
     "held_steps",
     "in_one_launch",
     "refusals_of",
     "state_dtype",
     "step_of",
 ]
+
+
+NOT_CAPTURED = "a call in the capture of a CUDA graph, whose replays would not carry the states"
+"""Why a capture has no step that is a call of a kernel for a sequence of one step."""
 
 
 class Step(Protocol):

@@ -6,6 +6,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from gatewise.attention.fused import launch
+from gatewise.attention.problem import Problem
 
 # In a separate process, because this one may have turned Triton's interpreter on.
 COMPILE = r"""
@@ -98,3 +102,17 @@ def test_programs_compile_and_spill_next_to_nothing(architecture, dtype, norm):
     allowed = {name: 640 if name.startswith("input_gradient") else 128 for name in found}
     assert {name: stack for name, (_, stack) in found.items() if stack > allowed[name]} == {}
     assert all(0 < registers <= 255 for registers, _ in found.values())
+
+
+def test_products_of_launches_that_are_only_noted_are_those_of_the_current_gpu(monkeypatch):
+    current, tensor = [0], torch.empty(1, device="meta")
+    problem = Problem(50, 50, 128, 512, 512, dtype=torch.float32, allow_tf32=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: ((7, 5), (9, 0))[device])
+    launch._capability_of.cache_clear()
+    found = []
+    for current[0] in (0, 1, 0):
+        found.append(launch._precision(problem, tensor))
+    launch._capability_of.cache_clear()
+    assert found == ["ieee", "tf32", "ieee"]

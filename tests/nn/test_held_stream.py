@@ -1,9 +1,12 @@
 """Streams whose states are held at fixed addresses, as on a GPU: with the CUDA sources compiled for the CPU."""
 
 import copy
+import gc
 import pickle
+import re
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -250,6 +253,59 @@ def test_weights_that_do_not_fit_together_get_the_error_of_the_layer(wrong, laun
 
 
 @pytest.mark.usefixtures("launched")
+def test_a_call_that_is_interrupted_before_its_launches_exist_leaves_the_states(monkeypatch):
+    layer, x = gatewise.LSTM(F, H, 2, dtype=torch.float64), x_of()
+    stream = layer.stream(B)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    for number, step in enumerate(x[:2]):  # the first call, and one after a weight was replaced
+        layer.weight_hh_l1 = torch.nn.Parameter((number + 1) * layer.weight_hh_l1.detach())
+        before = stream.states
+        with monkeypatch.context() as patched:
+            patched.setattr(single, "_binary", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                stream(step)
+        torch.testing.assert_close(stream.states, before, rtol=0, atol=0)
+        torch.testing.assert_close(stream(step), outputs(layer, step.unsqueeze(0), before)[0][0])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.usefixtures("launched")
+def test_states_of_a_step_that_failed_between_its_layers_are_refused(number, error, monkeypatch):
+    layer, x = gatewise.LSTM(F, H, 2, dtype=torch.float64), x_of()
+    stream = layer.stream(B)
+    stream(x[0])
+    before = stream.states
+
+    def fail():
+        raise error
+
+    def fails():
+        launches = list(stream._held._launches)
+        launches[number] = fail
+        with monkeypatch.context() as patched:
+            patched.setattr(stream._held, "_launches", launches)
+            with pytest.raises(error):
+                stream(x[1])
+
+    message = "`states` must be those of a whole step, got those of a step that failed after it had begun. Call reset"
+    rows = torch.tensor([True, False, True])
+    for mend, given in ((lambda: setattr(stream, "states", before), before), (stream.reset, None)):
+        fails()
+        stream.reset(rows)  # the other row is still one of two steps
+        for use in (lambda: stream(x[1]), lambda: stream.states, lambda: copy.deepcopy(stream)):
+            with pytest.raises(ArgumentError, match=message):
+                use()
+        mend()
+        expected, after = outputs(layer, x[1:], given)
+        torch.testing.assert_close(steps(stream, x[1:]), expected)
+        torch.testing.assert_close(stream.states, after)
+
+
+@pytest.mark.usefixtures("launched")
 def test_inputs_are_read_wherever_they_are():
     layer, x = gatewise.LSTM(6, H, dtype=torch.float64), x_of(T, B, 6)
     stream, expected = layer.stream(B), outputs(layer, x)[0]
@@ -273,6 +329,7 @@ def test_wrong_inputs_are_refused_after_the_first_call_too():
         (x[:1], ShapeError),
         (x.float(), DtypeError),
         (x.to("meta"), DeviceError),
+        (x.to_sparse(), ArgumentError),
         (None, ArgumentError),
     ):
         with pytest.raises(error, match="`x` must be"):
@@ -319,6 +376,99 @@ def test_copies_go_on_by_themselves():
 
 
 @pytest.mark.usefixtures("launched")
+def test_the_first_call_with_a_device_dtype_and_cell_is_not_captured(monkeypatch):
+    layer, x = gatewise.Recurrent(LSTM(), F, H), x_of(dtype=torch.float32)[0]
+    stream = layer.stream(B)
+    message = (
+        "`stream` must be called directly, got its first call in the capture of a CUDA graph, whose replays would "
+        "begin with it. Call the stream once with this device, dtype and cell before the capture."
+    )
+    calls = (
+        lambda: stream(x),
+        lambda: in_16_bits(stream, x),
+        lambda: with_another_cell(stream, x),
+        lambda: in_another_dtype(stream, x),
+    )
+    for call in calls:
+        with monkeypatch.context() as patched:
+            patched.setattr(streams, "_is_capturing", lambda device: True)
+            with pytest.raises(ArgumentError, match=re.escape(message)):
+                call()
+        call()
+
+
+USES = {
+    "call": lambda stream, x: stream(x),
+    "reset": lambda stream, x: stream.reset(),
+    "reset of rows": lambda stream, x: stream.reset(torch.tensor([True, False, True])),
+    "states": lambda stream, x: stream.states,
+    "assignment": lambda stream, x: setattr(stream, "states", (torch.ones(2, B, H), torch.ones(2, B, H))),
+}
+
+
+def in_16_bits(stream, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        stream(x)
+
+
+def with_another_cell(stream, x):
+    stream.layer.zoneout = {"c": 0.4}
+    stream(x)
+
+
+def in_another_dtype(stream, x):
+    stream.layer.double()
+    stream(x.double())
+
+
+@pytest.mark.parametrize("change", [in_16_bits, with_another_cell, in_another_dtype])
+@pytest.mark.parametrize("use", [None, *USES.values()], ids=["nothing", *USES])
+@pytest.mark.usefixtures("launched")
+def test_memory_that_a_captured_graph_uses_stays_allocated(use, change, monkeypatch):
+    layer, x = gatewise.Recurrent(LSTM(), F, H, 2), x_of(B, F, dtype=torch.float32)
+    stream = layer.stream(B)
+    stream(x)
+    held = weakref.ref(stream._held)
+    if use is not None:
+        with monkeypatch.context() as patched:
+            patched.setattr(streams, "_is_capturing", lambda device: True)
+            for _ in range(2):
+                use(stream, x)
+    copies = copy.deepcopy(stream), pickle.loads(pickle.dumps(stream))
+    change(stream, x)
+    gc.collect()
+    assert stream._held is not held()
+    assert (held() is not None) == (use is not None)
+    assert [len(each._captured) for each in (stream, *copies)] == [int(use is not None), 0, 0]
+    del stream
+    gc.collect()
+    assert held() is None
+
+
+@each_layer
+def test_a_compiled_function_may_reset_and_assign_the_states(make, launched, recwarn):
+    layer, x = make(), x_of()
+    stream, other, rows = layer.stream(B), layer.stream(B), torch.tensor([True, False, True])
+
+    def loop(stream, x):
+        y = stream(x[0])
+        stream.reset(rows)
+        y = y + stream(x[1])
+        stream.states = stream.states
+        y = y + stream(x[2])
+        stream.reset()
+        return y + stream(x[3])
+
+    expected = [loop(other, x) for _ in range(2)]
+    recwarn.clear()
+    compiled = torch.compile(loop, backend="eager")
+    torch.testing.assert_close([compiled(stream, x) for _ in range(2)], expected)
+    torch.testing.assert_close(stream.states, other.states)
+    assert len(launched) == 2 * 2 * 4 * layer.num_layers
+    assert not list(recwarn)
+
+
+@pytest.mark.usefixtures("launched")
 def test_inference_mode_and_other_modes_can_alternate():
     layer, x = gatewise.LSTM(F, H, dtype=torch.float64), x_of()
     stream, found = layer.stream(B), []
@@ -346,7 +496,7 @@ def test_a_step_takes_few_calls_of_python(name, launched, monkeypatch):
         stream(x[3])
     finally:
         sys.setprofile(None)
-    assert called["call"] <= 13 + layer.num_layers
+    assert called["call"] <= 14 + layer.num_layers
     assert called["c_call"] <= 12 + 2 * len(list(layer.parameters())) + 10
     assert not launched
 
@@ -502,3 +652,38 @@ def test_a_captured_call_of_another_kernel_is_refused():
     stream(x)
     with pytest.raises(ArgumentError, match="would not carry"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         stream(x)
+
+
+@pytest.mark.gpu
+def test_steps_on_a_gpu_that_is_not_the_current_one():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    # The kernel is loaded for the second device while the first one is the current one.
+    layer, x = gatewise.LSTM(F, H, 2, dtype=torch.float64), x_of()
+    expected, final = outputs(layer, x)
+    layer.to("cuda:1")
+    stream, given = layer.stream(B), x.to("cuda:1")
+    found = steps(stream, given[:2])
+    assert torch.cuda.current_device() == 0
+    stream.states = stream.states
+    torch.testing.assert_close(torch.cat([found, steps(stream, given[2:])]).cpu(), expected)
+    torch.testing.assert_close(tuple(state.cpu() for state in stream.states), final)
+
+
+@pytest.mark.gpu
+def test_a_replay_after_calls_in_another_dtype_changes_no_other_tensor():
+    layer, x = gatewise.LSTM(F, H, 2, device="cuda"), x_of(B, F, dtype=torch.float32).cuda()
+    stream = layer.stream(B)
+    stream(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream(x)
+    with torch.autocast("cuda", torch.bfloat16):
+        stream(x)
+    before = stream.states
+    # As large as the states, so that they would be allocated where the states of the capture were.
+    others = [torch.zeros_like(before[0]) for _ in range(200)]
+    for _ in range(2):
+        graph.replay()
+    assert not any(other.any() for other in others)
+    torch.testing.assert_close(stream.states, before, rtol=0, atol=0)

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 import gatewise
-from gatewise.cells import GRU, LSTM, SLSTM
+from gatewise.cells import GRU, LSTM, SLSTM, PeepholeLSTM
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from gatewise.nn import Stream
 
@@ -310,6 +310,20 @@ def test_inputs_of_another_shape_are_refused(shape):
         stream(torch.zeros(shape))
 
 
+@pytest.mark.parametrize("options", [{}, {"kernel": "eager"}, {"proj_size": 3}], ids=repr)
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_inputs_that_are_not_dense_are_refused(calls_before, options):
+    stream, x = gatewise.LSTM(F, H, **options).stream(B), x_of()
+    for step in x[:calls_before]:
+        stream(step)
+    before = stream.states
+    for given in (x[1].to_sparse(), x[1].to_mkldnn()):
+        message = f"`x` must be a dense tensor, got one of {given.layout}. Call .to_dense() on it."
+        with pytest.raises(ArgumentError, match=re.escape(message)):
+            stream(given)
+    torch.testing.assert_close(stream.states, before, rtol=0, atol=0)
+
+
 def test_what_is_no_tensor_is_refused():
     stream = gatewise.LSTM(F, H).stream(B)
     with pytest.raises(ArgumentError, match="`x` must be a tensor, got list"):
@@ -510,6 +524,23 @@ def test_weights_that_do_not_fit_together_get_the_error_of_the_layer(kind, wrong
         stream(x[1])
     assert str(found.value) == str(expected.value)
     setattr(layer, name, right)
+    torch.testing.assert_close(stream.states, before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("value", [torch.zeros(H, dtype=torch.float64), torch.zeros(H, device="meta")], ids=str)
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_parameters_of_cells_that_do_not_fit_get_the_error_of_the_layer(calls_before, value):
+    layer = gatewise.Recurrent(PeepholeLSTM(), F, H)
+    stream, x = layer.stream(B), x_of()
+    for step in x[:calls_before]:
+        stream(step)
+    before = stream.states
+    layer.p_o_l0 = torch.nn.Parameter(value)
+    with pytest.raises((DtypeError, DeviceError)) as expected:
+        layer(x[1:2])
+    with pytest.raises(expected.type) as found:
+        stream(x[1])
+    assert str(found.value) == str(expected.value)
     torch.testing.assert_close(stream.states, before, rtol=0, atol=0)
 
 

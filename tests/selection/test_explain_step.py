@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import gatewise
-from gatewise.cells import GRU, LSTM, LayerNormLSTM
+from gatewise.cells import GRU, LSTM, SLSTM, LayerNormLSTM
 from gatewise.contract.errors import ArgumentError, ShapeError
-from tests.nn.test_stream import Erf
+from gatewise.selection.one_step import held_steps
+from tests.nn.test_stream import Erf, Momentum
 
 
 def test_a_step_on_a_cpu_is_an_operator_of_pytorch_where_there_is_one():
@@ -36,6 +37,23 @@ def test_a_step_on_a_gpu_is_one_launch_for_each_layer():
     assert "one_step    accepted" in str(decision)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("cell", [LSTM(), GRU(), SLSTM(), Momentum()], ids=lambda cell: cell.name)
+def test_the_memory_of_a_step_is_that_of_its_states_and_its_output(cell, layers, dtype):
+    layer = gatewise.Recurrent(cell, 5, 8, layers, dtype=dtype)
+    zeros = layer.weight_ih_l0.new_zeros(3, 8)
+    held = held_steps(cell, [(zeros,) * (1 + len(cell.states))] * layers, dtype)
+    tensors = [value for value in vars(held).values() if isinstance(value, torch.Tensor)]
+    assert len(tensors) == 4
+    on_gpu = gatewise.explain(layer.stream(3), (3, 5), device="h200").verdict("one_step").peak_bytes
+    assert on_gpu == sum(tensor.nbytes for tensor in tensors) + zeros.nbytes
+    stream = layer.stream(3)
+    y = stream(zeros[:, :5])
+    states = sum(state.nbytes for each in stream._states for state in each)
+    assert gatewise.explain(stream, (3, 5)).verdict("one_step").peak_bytes == states + y.nbytes
+
+
 @pytest.mark.parametrize(
     ("make", "batch", "refusal"),
     [
@@ -54,6 +72,26 @@ def test_other_steps_on_a_gpu_are_calls_of_the_kernel_that_is_chosen_for_one(mak
     assert decision.verdicts[1:] == expected.verdicts
     (found,) = decision.verdict("one_step").refusals
     assert str(found).startswith(refusal)
+
+
+@pytest.mark.parametrize(
+    ("make", "refusal"),
+    [
+        (lambda: gatewise.LSTM(5, 8, proj_size=3), "proj_size is 3, allowed: 0"),
+        (lambda: gatewise.LSTM(5, 8, kernel="eager"), "kernel is 'eager', allowed: none that is named"),
+    ],
+)
+def test_a_call_of_another_kernel_is_not_captured(make, refusal):
+    stream = make().stream(8)
+    assert gatewise.explain(stream, (8, 5), device="h200", captured=False).chosen is not None
+    decision = gatewise.explain(stream, (8, 5), device="h200", captured=True)
+    reason = "a call in the capture of a CUDA graph, whose replays would not carry the states"
+    assert (decision.chosen, decision.reason) == (None, reason)
+    assert [str(found) for found in decision.verdict("one_step").refusals] == [refusal]
+    assert "chosen   none (a call in the capture of a CUDA graph" in str(decision)
+    captured = gatewise.explain(gatewise.LSTM(5, 8).stream(8), (8, 5), device="h200", captured=True)
+    assert captured.chosen == "one_step"
+    assert gatewise.explain(stream, (8, 5), device="cpu", captured=True).chosen is not None
 
 
 def test_a_named_kernel_computes_a_step_on_a_cpu_too():

@@ -231,10 +231,16 @@ def _precision(problem: Problem, tensor: Tensor) -> str:
     return "tf32" if problem.allow_tf32 else "tf32x3"
 
 
-@functools.cache
 def _capability(device: int | None) -> tuple[int, int]:
+    if device is not None:
+        return _capability_of(device)
     # Launches with tensors of the device "meta" are noted for the current GPU, or without one for a newer one.
-    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else (9, 0)
+    return _capability_of(torch.cuda.current_device()) if torch.cuda.is_available() else (9, 0)
+
+
+@functools.cache
+def _capability_of(device: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def _strides(tensor: Tensor | None) -> tuple[int, ...]:

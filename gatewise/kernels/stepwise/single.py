@@ -6,16 +6,18 @@ the last one has left them. Weights are read where they are, and never copied.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from gatewise.cells import Cell
 from gatewise.contract.device import Device
-from gatewise.contract.errors import ShapeError, sentence
+from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.weights import DirectionWeights, by_direction
 from gatewise.derivation.fused import carried_states
 from gatewise.derivation.row import row_code
@@ -54,14 +56,18 @@ class SingleSteps:
 
     def __init__(self, cell: Cell, states: Sequence[tuple[Tensor, ...]], dtype: torch.dtype) -> None:
         self.cell, self.dtype, self.device = cell, dtype, states[0][0].device
+        # PyTorch's compiler can trace what reads these names, but not the cached function that returns them.
+        self._names = carried_states(cell)
+        self._initial = [cell.initial_value(name) for name in ("h", *self._names)]
         layers, self._shape = len(states), tuple(states[0][0].shape)
         # In inference mode the tensors would be ones that nothing outside of it may write to.
         with torch.inference_mode(False), torch.no_grad():
             like = torch.empty(0, dtype=dtype, device=self.device)
             self._hidden = like.new_empty(layers, 2, *self._shape)
-            self._carried = like.new_empty(layers, len(carried_states(cell)), *self._shape, dtype=state_dtype(dtype))
+            self._carried = like.new_empty(layers, len(self._names), *self._shape, dtype=state_dtype(dtype))
             self._begun = like.new_zeros(layers, dtype=torch.int32)
             self._between = like.new_empty(layers - 1, *self._shape)
+        self._of_one_step = True  # whether the states of all layers are those of the same step
         self._known: list[tuple] | None = None
         self._copies: list[Tensor] = []
         self._first = self._last = Arguments()
@@ -74,8 +80,9 @@ class SingleSteps:
             for layer, each in enumerate(states):
                 named = dict(zip(("h", *self.cell.states), each, strict=True))
                 self._hidden[layer].copy_(named["h"])  # both buffers, whichever is read next
-                for place, name in enumerate(carried_states(self.cell)):
+                for place, name in enumerate(self._names):
                     self._carried[layer, place].copy_(named[name])
+        self._of_one_step = True
 
     def reset(self, rows: Tensor | None) -> None:
         """Set the states of sequences to their initial values, at the addresses where they are.
@@ -83,24 +90,31 @@ class SingleSteps:
         Args:
             rows: The sequences [B], bool, on the device of the states; None for all of them.
         """
-        of_carried = [self._carried[:, place] for place in range(self._carried.shape[1])]
+        of_carried = [self._carried[:, place] for place in range(len(self._names))]
         with torch.no_grad():
-            for name, states in zip(("h", *carried_states(self.cell)), (self._hidden, *of_carried), strict=True):
-                value = self.cell.initial_value(name)
+            for value, states in zip(self._initial, (self._hidden, *of_carried), strict=True):
                 if rows is None:
                     states.fill_(value)
                 else:
                     states.masked_fill_(rows.unsqueeze(-1), value)
+        if rows is None:
+            self._of_one_step = True
 
     def read(self) -> list[tuple[Tensor, ...]]:
-        """Return copies of the states of all layers, in the dtype of states."""
+        """Return copies of the states of all layers, in the dtype of states.
+
+        Raises:
+            ArgumentError: The last step failed after it had begun, and the states were neither written nor reset since.
+        """
+        if not self._of_one_step:
+            self._refuse_states()
         # A block counts itself in each step, modulo two steps, and the first buffer is read while the count is 0.
         second = (self._begun >= self._shape[1]).view(-1, 1, 1)
         with torch.no_grad():
             hidden = torch.where(second, self._hidden[:, 1], self._hidden[:, 0]).to(self._carried.dtype)
             found = []
             for layer, carried in enumerate(self._carried):
-                named = {"h": hidden[layer]} | dict(zip(carried_states(self.cell), carried.clone(), strict=True))
+                named = {"h": hidden[layer]} | dict(zip(self._names, carried.clone(), strict=True))
                 found.append(tuple([named[name] for name in ("h", *self.cell.states)]))
         return found
 
@@ -129,21 +143,31 @@ class SingleSteps:
         # The rows of a matrix lie one after the other. Copies of others are those of one call.
         own = [weight.contiguous() for weight in weights]
         forms = [(weight.data_ptr(), weight.shape, weight.dtype, True) for weight in own]
-        self._known = forms if all(weight.is_contiguous() for weight in weights) else None
-        self._copies = own if self._known is None else []
         arguments = [
             self._arguments(layer, each)
             for layer, each in enumerate(by_direction(own, len(own) // layers, len(self.cell.parameters)))
         ]
+        # Until everything is assigned the launches are those for no weights, also if an error or Ctrl-C comes between.
+        self._known = None
+        # A kernel is loaded into the context of the current device.
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
+            self._launches = [self._launch(each) for each in arguments]
         self._first, self._last = arguments[0], arguments[-1]
-        self._launches = [self._launch(each) for each in arguments]
+        contiguous = all(weight.is_contiguous() for weight in weights)
+        self._copies = [] if contiguous else own
+        self._known = forms if contiguous else None
 
     def step(self, x: Tensor) -> Tensor:
         """Compute a step with the weights of the last `prepare`; return the hidden states of the last layer [B, H].
 
         Args:
             x: The input [B, I], in the dtype of the calls and on the device.
+
+        Raises:
+            ArgumentError: The last step failed after it had begun, and the states were neither written nor reset since.
         """
+        if not self._of_one_step:
+            self._refuse_states()
         device = self.device
         if device.type == "cuda" and device.index != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
@@ -154,9 +178,17 @@ class SingleSteps:
             place = x.data_ptr()
         y = x.new_empty(*self._shape)  # PyTorch reads two integers faster than a tuple
         self._first.x, self._last.output = place, y.data_ptr()
-        for launch in self._launches:
-            launch()
+        try:
+            for launch in self._launches:
+                launch()
+        except BaseException:  # Ctrl-C too
+            self._of_one_step = False  # some layers may have their new states already
+            raise
         return y
+
+    def _refuse_states(self) -> NoReturn:
+        got = "those of a step that failed after it had begun"
+        raise ArgumentError(sentence("states", "those of a whole step", got, "Call reset(), or assign states."))
 
     def _arguments(self, layer: int, weights: DirectionWeights) -> Arguments:
         batch, units = self._shape

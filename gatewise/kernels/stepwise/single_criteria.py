@@ -1,16 +1,20 @@
-"""The criteria of single steps in one launch a layer (`gatewise.kernels.stepwise.single`)."""
+"""The criteria and the memory of single steps in one launch a layer (`gatewise.kernels.stepwise.single`)."""
 
 from __future__ import annotations
 
 import functools
 
+import torch
+
 from gatewise.cells import LayerNormLSTM
 from gatewise.contract.criterion import Criterion, Refusal
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
+from gatewise.derivation.fused import carried_states
 from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.criteria import AMPERE, COMPILER, TRACES
 from gatewise.kernels.stepwise.criteria import HAS_FORMAT
+from gatewise.kernels.stepwise.products import state_dtype
 
 MOST_ROWS = 8
 """The largest number of sequences: a thread has the sums of all of them in registers."""
@@ -62,3 +66,15 @@ def refusals_of(problem: Problem, device: Device) -> tuple[Refusal, ...]:
     """
     found = (criterion.check(problem, device) for criterion in CRITERIA)
     return tuple([refusal for refusal in found if refusal is not None])
+
+
+def held_bytes(problem: Problem) -> int:
+    """Return the memory that `SingleSteps` holds from call to call, in bytes.
+
+    Args:
+        problem: A call that the criteria accept.
+    """
+    layers, each = problem.num_layers, problem.batch * problem.hidden_size
+    hidden = (2 * layers + layers - 1) * each * problem.element_bytes  # two buffers, and what lies between layers
+    carried = layers * len(carried_states(problem.cell)) * each * state_dtype(problem.dtype).itemsize
+    return hidden + carried + layers * torch.int32.itemsize  # the count of each layer

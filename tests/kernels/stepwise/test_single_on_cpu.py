@@ -1,5 +1,7 @@
 """Single steps in one launch a layer, on the CPU: the CUDA source compiled as C++, with the threads of its blocks."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.errors import ShapeError
 from gatewise.contract.problem import Problem
 from gatewise.derivation.trace import is_pointwise
+from gatewise.kernels.cuda import driver
 from gatewise.kernels.stepwise import single
 from gatewise.kernels.stepwise.products import state_dtype
 from gatewise.kernels.stepwise.single_criteria import CRITERIA, refusals_of
@@ -154,6 +157,58 @@ def test_launches_are_for_the_addresses_and_forms_of_the_weights():
     assert not steps.is_prepared_for((w_ih, w_hh.t()))
     w_hh.mul_(2)
     check(w_ih, w_hh.t())
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_launches_that_were_not_all_made_are_made_again(layer, launched, monkeypatch):
+    problem, inputs = case(LSTM(), torch.float32, 2, 2, True, (8, 16))
+    steps, x = steps_of(problem, inputs), inputs.x[0]
+    others = [2 * weight for weight in inputs.weights]
+    expected = steps_of(problem, inputs._replace(weights=others)).step(x)
+    asked, binary = [], single._binary
+
+    def interrupted(*given):
+        asked.append(given)
+        if len(asked) == layer + 1:
+            raise KeyboardInterrupt
+        return binary(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(single, "_binary", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            steps.prepare(others)
+    assert not steps.is_prepared_for(others)
+    assert not steps.is_prepared_for(inputs.weights)
+    steps.prepare(others)
+    assert torch.equal(steps.step(x), expected)
+    assert launched == ["single_step"] * 4
+
+
+@pytest.mark.usefixtures("launched")
+def test_kernels_are_loaded_and_launched_on_the_device_of_the_states(monkeypatch):
+    problem, inputs = case(LSTM(), torch.float32, 2, 2, True, (8, 16))
+    steps, x = steps_of(problem, inputs), inputs.x[0]
+    current, found, prepared = [0], [], driver.prepared
+
+    @contextlib.contextmanager
+    def entered(device):
+        before, current[0] = current[0], device.index
+        yield
+        current[0] = before
+
+    def noted(binary, entry, shape, arguments, device):
+        found.append(("prepared", device.index, current[0]))
+        launch = prepared(binary, entry, shape, arguments, device)
+        return lambda: (found.append(("launched", device.index, current[0])), launch())
+
+    monkeypatch.setattr(driver, "prepared", noted)
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
+    steps.device = torch.device("cuda:1")
+    steps.prepare(inputs.weights)
+    steps.step(x)
+    assert found == [("prepared", 1, 1)] * 2 + [("launched", 1, 1)] * 2
+    assert current == [0]
 
 
 @pytest.mark.usefixtures("launched")

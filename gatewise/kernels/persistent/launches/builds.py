@@ -83,8 +83,9 @@ def building(
 ) -> Iterator[int]:
     """Compile kernels in other threads while the context runs, the same code once; yield the number of compilations.
 
-    A kernel that is launched before it is compiled waits for its compilation. An error is raised where the kernel is
-    launched, not here.
+    A kernel that is launched before it is compiled waits for its compilation. An error of a compilation is raised where
+    the kernel is launched, not here. An error of finding the kernels, that is of the iteration over `needed`, is raised
+    here, before the context runs.
 
     Args:
         needed: The kernels, the most urgent first; the first ones are compiled while the others are found.
