@@ -47,7 +47,7 @@ class Compilation(NamedTuple):
 
 
 def compilations(problem: Problem, device: Device) -> list[Compilation | TritonLaunch]:
-    """Return what a call with contiguous keys and values compiles; none if it runs PyTorch's operators."""
+    """Return the kernels that a call with contiguous keys and values compiles; none for PyTorch's operators."""
     kernel = choose(problem, device)
     return [
         *(_compilations(kernel, problem, device) if kernel.name == "fused" else ()),

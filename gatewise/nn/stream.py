@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import is_fake
 
 from gatewise.cells import Cell
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
 from gatewise.contract.problem import Problem
-from gatewise.contract.pytorch import MODES
-from gatewise.functional.export import is_exporting
 from gatewise.functional.one_step import (
     NOT_CAPTURED,
-    Product,
     Stack,
     autocast_dtype,
     check_tensors_of_step,
@@ -33,6 +28,8 @@ from gatewise.functional.resets import check_resets
 from gatewise.nn.arguments import check_cell, refuse_input
 from gatewise.nn.pytorch_layer import weights_of
 from gatewise.nn.states import States, returned_states
+from gatewise.nn.stream_tracing import refuse_if_traced, refuse_traced
+from gatewise.nn.stream_weights import cell_in_evaluation, converted, flat_weights_of, step_weights_of
 
 if TYPE_CHECKING:
     from gatewise.functional.one_step import SingleSteps
@@ -110,7 +107,7 @@ class Stream:
         self._captured: list[SingleSteps] = []
         self._checked: list[tuple[torch.Size, torch.dtype, torch.device]] | None = None
         _check_forward(layer)
-        check_cell(_cell_of(layer))
+        check_cell(cell_in_evaluation(layer))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute one time step.
@@ -135,7 +132,7 @@ class Stream:
             KernelRefused: The kernel that was named cannot run the step.
         """
         if torch.compiler.is_compiling():
-            _refuse_if_traced(x)
+            refuse_if_traced(x)
             return _outside_of_graph(self, x)
         if not isinstance(x, Tensor):
             refuse_input(x, "x")
@@ -145,7 +142,7 @@ class Stream:
             or torch._C._len_torch_dispatch_stack()
             or type(x) is not Tensor
         ):
-            _refuse_if_traced(x)
+            refuse_if_traced(x)
         layer, held = self.layer, self._held
         if held is not None and _is_capturing(held.device):
             self._keep(held)
@@ -155,18 +152,18 @@ class Stream:
             and x.shape == self._shape
             and x.device == held.device
             and x.layout is torch.strided
-            and held.cell is _cell_of(layer)
+            and held.cell is cell_in_evaluation(layer)
             and steps_freely(layer.kernel)
             and not layer.bidirectional
             and not layer.reverse
             and not torch._C._is_any_autocast_enabled()
         ):
-            return held_step(held, x, _flat_weights_of(layer))
-        cell = _cell_of(layer)
+            return held_step(held, x, flat_weights_of(layer))
+        cell = cell_in_evaluation(layer)
         autocast = autocast_dtype(x) if torch._C._is_any_autocast_enabled() else None
         dtype = x.dtype if autocast is None else autocast
         direct = steps_directly(x, layer.kernel)
-        weights, products = _weights_of(layer, dtype if direct else None)
+        weights, products = step_weights_of(layer, dtype if direct else None)
         weight = weights[0][0]
         # Most calls pass all checks; each further function that is called takes time, most of all with cold caches.
         if (
@@ -183,16 +180,16 @@ class Stream:
         if held is not None:
             with torch.no_grad():
                 if autocast is not None:
-                    x, weights = x.to(dtype), _converted(weights, dtype)
+                    x, weights = x.to(dtype), converted(weights, dtype)
                 return held_step(held, x, [weight for each in weights for weight in each])
         states = self._before(cell, x, state_dtype(dtype) if direct else dtype)
         if direct:
             if autocast is not None:
-                x, weights = x.to(dtype), _converted(weights, dtype)
+                x, weights = x.to(dtype), converted(weights, dtype)
             forms = [(weight.shape, weight.dtype, weight.device) for each in weights for weight in each]
             if forms != self._checked:
                 # Operators of PyTorch would broadcast a weight of one row to all units, and promote dtypes.
-                check_tensors_of_step(cell, x, _flat_weights_of(layer, autocast))
+                check_tensors_of_step(cell, x, flat_weights_of(layer, autocast))
                 self._checked = forms
             after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
         else:
@@ -221,7 +218,7 @@ class Stream:
             DtypeError: The dtype is neither bool nor an integer type.
             DeviceError: `rows` is on another device than the weights.
         """
-        _refuse_if_traced(rows)
+        refuse_if_traced(rows)
         held = self._steps()
         if rows is None:
             if held is None:
@@ -243,21 +240,16 @@ class Stream:
             return
         if states[0][0].device != device:  # the layer has moved since the last call
             states = [tuple([state.to(device) for state in each]) for each in states]
-        cell = _cell_of(self.layer)
+        cell = cell_in_evaluation(self.layer)
         initial = [cell.initial_value(name) for name in ("h", *cell.states)]
         with torch.no_grad():
-            self._held, self._states = (
-                None,
-                [
-                    tuple(
-                        [
-                            state.masked_fill(chosen.unsqueeze(-1), value)
-                            for state, value in zip(each, initial, strict=True)
-                        ]
-                    )
-                    for each in states
-                ],
-            )
+            found = [
+                tuple(
+                    [state.masked_fill(chosen.unsqueeze(-1), value) for state, value in zip(each, initial, strict=True)]
+                )
+                for each in states
+            ]
+        self._held, self._states = None, found
 
     @property
     def states(self) -> States:
@@ -272,7 +264,7 @@ class Stream:
                 assigned since; or assigned states are of another form.
             ShapeError: The shape of an assigned state is another one.
         """
-        cell = _cell_of(self.layer)
+        cell = cell_in_evaluation(self.layer)
         like = self._weight()
         with torch.no_grad():
             states = self._current() or self._initial(cell, like)
@@ -280,11 +272,11 @@ class Stream:
 
     @states.setter
     def states(self, given: States | None) -> None:
-        _refuse_if_traced(*(given if isinstance(given, tuple | list) else (given,)))
+        refuse_if_traced(*(given if isinstance(given, tuple | list) else (given,)))
         if given is None:
             self.reset()
             return
-        cell, layer = _cell_of(self.layer), self.layer
+        cell, layer = cell_in_evaluation(self.layer), self.layer
         names = ("h", *cell.states)
         several = isinstance(given, tuple | list)
         found: tuple[Any, ...] = tuple(given) if several else (given,)
@@ -334,13 +326,13 @@ class Stream:
         capturing = _is_capturing(x.device)
         if x.is_meta or not steps_freely(layer.kernel) or not in_one_launch(self._problem(cell, dtype), x.device):
             if capturing:
-                _refuse_traced(NOT_CAPTURED)
+                refuse_traced(NOT_CAPTURED)
             return None
         # The states are held for one cell, dtype and device. For others, they are held at other addresses.
         if held is None or (held.cell, held.dtype, held.device) != (cell, dtype, x.device):
             if capturing:
                 got = "its first call in the capture of a CUDA graph, whose replays would begin with it"
-                _refuse_traced(got, "Call the stream once with this device, dtype and cell before the capture.")
+                refuse_traced(got, "Call the stream once with this device, dtype and cell before the capture.")
             held = held_steps(cell, self._before(cell, x, state_dtype(dtype)), dtype)
             self._held, self._states = held, None
         return held
@@ -360,7 +352,7 @@ class Stream:
         )
 
     def _steps(self) -> SingleSteps | None:
-        """Return what holds the states, for a use of them that may be captured in a CUDA graph."""
+        """Return the steps that hold the states, and keep them alive if a CUDA graph captures this use of them."""
         held = self._held
         # PyTorch's compiler, which may trace `reset`, would take the answer of its time for that of every call.
         if held is not None and not torch.compiler.is_compiling() and _is_capturing(held.device):
@@ -408,60 +400,8 @@ def _is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _refuse_traced(got: str, advice: str = "Call the layer itself, with its states as inputs and outputs.") -> NoReturn:
-    raise ArgumentError(sentence("stream", "called directly", got, advice))
-
-
-def _refuse_if_traced(*given: object) -> None:
-    """Refuse a call that a transformation of PyTorch traces: the states would be values of the trace afterwards.
-
-    PyTorch's compiler traces assignments to attributes too; it may trace `reset`.
-    """
-    if torch.compiler.is_compiling():
-        if is_exporting():
-            _refuse_traced("a call that torch.export traces")
-        return
-    if torch._C._is_tracing() or torch._C._are_functorch_transforms_active():
-        _refuse_traced("a call that torch.jit or torch.func traces")
-    if torch._C._len_torch_dispatch_stack():  # other modes only watch the operators, as that of a profiler does
-        modes = torch._C._TorchDispatchModeKey
-        if any(torch._C._get_dispatch_mode(mode) for mode in (modes.PROXY, modes.FAKE, modes.FUNCTIONAL)):
-            _refuse_traced("a call that make_fx traces or that FakeTensorMode computes")
-    for one in given:
-        if type(one) is not Tensor and isinstance(one, Tensor) and is_fake(one):
-            _refuse_traced("a call with a FakeTensor")
-
-
 def _check_forward(layer: Any) -> None:
     for option in ("bidirectional", "reverse"):
         if getattr(layer, option):
             advice = "The last step of a sequence has to be known before its first output. Call the layer instead."
             raise ArgumentError(sentence(option, "False for a stream", "True", advice))
-
-
-def _cell_of(layer: Any) -> Cell:
-    return MODES[layer.mode].cell if isinstance(layer, nn.RNNBase) else layer.cell_in(training=False)
-
-
-def _weights_of(layer: Any, dtype: torch.dtype | None) -> tuple[list[Any], list[Product] | None]:
-    """Return the weights of each layer, and the functions of the recurrent products if these are not of one matrix.
-
-    Args:
-        layer: The layer.
-        dtype: The dtype of products that are made without the matrix; None for matrices in any case.
-    """
-    if isinstance(layer, nn.RNNBase):
-        flat = weights_of(layer)
-        each = len(flat) // layer.num_layers
-        return [flat[start : start + each] for start in range(0, len(flat), each)], None
-    return (layer.all_weights, None) if dtype is None else layer.weights_of_step(dtype)
-
-
-def _flat_weights_of(layer: Any, dtype: torch.dtype | None = None) -> Sequence[Tensor]:
-    """Return the weights in the flat order of PyTorch's layers, converted to a dtype if one is given."""
-    flat: Sequence[Tensor] = weights_of(layer) if isinstance(layer, nn.RNNBase) else layer.flat_weights()
-    return flat if dtype is None else [weight.to(dtype) for weight in flat]
-
-
-def _converted(weights: list[Any], dtype: torch.dtype | None) -> list[Any]:
-    return weights if dtype is None else [[weight.to(dtype) for weight in each] for each in weights]

@@ -77,7 +77,7 @@ def _operator(cell: Cell, dtype: torch.dtype, projected: bool, structured: bool)
 
 
 def algorithm_on_cpu(problem: Problem, structured: bool) -> str:
-    """Return what `step_of` computes a step by, in a few words."""
+    """Return a short description of the operators with which `step_of` computes a step."""
     operator = _operator(problem.cell, problem.dtype, problem.proj_size > 0, structured)
     if operator is None:
         return "a few operators of `eager` for each layer"

@@ -14,7 +14,7 @@ from gatewise.contract.triton_kernels import TritonLaunch, noted
 def launches(
     problem: Problem, *, forward: bool = True, needs: Needs = ALL, need_weights: bool = False
 ) -> list[TritonLaunch]:
-    """Return what a call launches whose tensors are contiguous: its forward pass, and its backward pass in training.
+    """Return the launches of a call with contiguous tensors: the forward pass, and in training the backward pass.
 
     Args:
         problem: The description of the call.

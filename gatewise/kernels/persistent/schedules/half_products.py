@@ -59,7 +59,7 @@ class _Direction(NamedTuple):
         exponents: The exponent of the largest value of each row [tokens], int32.
         w_ih: The input weights.
         largest: The bits of their largest magnitude, int32.
-        operands: What sums over tokens multiply with the gradients, the hidden states before each step and the inputs;
+        operands: The other factors of the sums over tokens: the hidden states before each step and the inputs;
             nothing if they are not wanted.
         largest_terms: For each, the exponent of the largest terms, int32.
     """

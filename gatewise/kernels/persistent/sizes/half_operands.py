@@ -71,7 +71,7 @@ def layers(problem: Problem, device: Device) -> Iterator[tuple[int, bool]]:
 
 
 def work(problem: Problem, device: Device) -> Work:
-    """Return what float16 factors add to the work of a training call, the operations in them marked as such."""
+    """Return the additional work of a training call with float16 factors, with the operations in float16 products."""
     total = Work()
     for features, x in layers(problem, device):
         flops = sum(_of_weights(problem, features)) + x * _of_input(problem, features)
