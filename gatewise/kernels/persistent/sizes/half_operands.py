@@ -47,12 +47,17 @@ def uses_halves(problem: Problem, features: int, device: Device, *, x: bool, wei
         return False
     around = _around(problem, features, x=x, weights=weights)
     cost = around.launches * measured["launch"] + around.bytes_moved / measured["bytes"]
-    kinds = (("product", x, [_of_input(problem, features)]), ("transposed", weights, _of_weights(problem, features)))
-    for name, wanted, products in kinds:
-        for flops in products if wanted else ():
-            saved = measured[name] + flops / measured[f"{name}_flops"]
-            saved -= measured["half"] + flops / measured["half_flops"]
-            cost -= problem.num_directions * saved
+    directions = problem.num_directions
+    # Where nothing is copied, the TF32 products of both directions for the weights are one batch.
+    batches = directions if copies_states(problem) else 1
+    kinds = (
+        ("product", directions, [_of_input(problem, features)] * x),
+        ("transposed", batches, _of_weights(problem, features) * weights),
+    )
+    for name, calls, products in kinds:
+        for flops in products:
+            cost -= calls * measured[name] + directions * flops / measured[f"{name}_flops"]
+            cost += directions * (measured["half"] + flops / measured["half_flops"])
     return cost < 0
 
 
