@@ -132,6 +132,16 @@ def of_different_sizes(gradients, values, device="cpu"):
     return given
 
 
+def with_columns_of_different_size(sizes, directions, device="cpu"):
+    """Return factors whose columns are of very different size: inputs, input weights and hidden states."""
+    given, (*_, features, size) = Given(sizes, directions, device=device), sizes
+    for values in (given.x, *(own.w_ih for own in given.weights)):
+        values *= sizes_of_columns(features)
+    given.y *= sizes_of_columns(size).repeat(directions)
+    given.h0 *= sizes_of_columns(size)
+    return given
+
+
 def sizes_of_columns(count, device="cpu"):
     """Return a size for each of so many columns."""
     return torch.tensor(SIZES, device=device).repeat(count)[:count]

@@ -4,7 +4,7 @@
 //
 // NaN and infinities count for nothing. A largest sum does not depend on the order in which blocks arrive.
 // Compile-time constants: BYTES, the size of a word of the values, 4, 8 or 16; HALVES, which is 1; THREADS of a block, at least
-// 128; RESETS; DTYPE (see numbers.cuh).
+// 128; AT_ONCE, the tokens that a warp reads at once; RESETS; DTYPE (see numbers.cuh).
 #include "word.cuh"
 #include "gathered.cuh"
 
@@ -35,16 +35,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) recurrent_half_columns(con
     int most[NUMBERS];
 #pragma unroll
     for (int i = 0; i < NUMBERS; ++i) most[i] = -1;
-#pragma unroll 4
-    for (int number = blockIdx.x * WARPS + warp; number < tokens.count(); number += gridDim.x * WARPS) {
-        const Token at(tokens, number);
-        const Gathered read(source, tokens, at);
-        const Word word = column < read.filled ? read.from[column] : Word{};
-        const int exponent = exponents ? exponents[at.index] : 0;
+    const int count = tokens.count(), warps = gridDim.x * WARPS;
+    for (int number = blockIdx.x * WARPS + warp; number < count; number += AT_ONCE * warps) {
+        // All these loads are on their way before the first value arrives. The last token may be read again.
+        Word words[AT_ONCE];
+        int of_tokens[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < NUMBERS; ++i) {
-            const u32 magnitude = Float32::finite_magnitude(Float32::to_bits(word.at[i]));
-            most[i] = max(most[i], exponent + exponent_of_largest(magnitude));
+        for (int k = 0; k < AT_ONCE; ++k) {
+            const Token at(tokens, min(number + k * warps, count - 1));
+            const Gathered read(source, tokens, at);
+            words[k] = column < read.filled ? read.from[column] : Word{};
+            of_tokens[k] = exponents ? exponents[at.index] : 0;
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+#pragma unroll
+            for (int i = 0; i < NUMBERS; ++i) {
+                const u32 magnitude = Float32::finite_magnitude(Float32::to_bits(words[k].at[i]));
+                most[i] = max(most[i], of_tokens[k] + exponent_of_largest(magnitude));
+            }
         }
     }
 #pragma unroll

@@ -29,11 +29,11 @@ struct Results {
     Result of[2];
 };
 
-__device__ __forceinline__ Word scaled(const Word& product, const Part& own, int row, int column) {
+// The word is no reference, with which each of its numbers would take a load.
+__device__ __forceinline__ Word scaled(Word word, const Part& own, int row, int column) {
     const Exponents<NUMBERS> exponents = ((const Exponents<NUMBERS>*)own.columns)[column];
-    Word word;
 #pragma unroll
-    for (int i = 0; i < NUMBERS; ++i) word.at[i] = Scale::of(row + exponents.at[i] - 2 * TOP)(product.at[i]);
+    for (int i = 0; i < NUMBERS; ++i) word.at[i] = Scale::of(row + exponents.at[i] - 2 * TOP)(word.at[i]);
     return word;
 }
 

@@ -46,10 +46,11 @@ __device__ __forceinline__ u32 largest_of(const u32* of_warps) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) recurrent_half_rows(const HalfRows p) {
     __shared__ u32 maxima[2 * WARPS];
-    const Rows own = p.of[blockIdx.y];
+    float* const rows = blockIdx.y ? p.of[1].values : p.of[0].values;
+    int* const exponents = blockIdx.y ? p.of[1].exponents : p.of[0].exponents;
     int turn = 0;
     for (int token = blockIdx.x; token < p.tokens; token += gridDim.x, turn ^= 1) {
-        float4* const row = (float4*)(own.values + (size_t)token * WIDTH);
+        float4* const row = (float4*)(rows + (size_t)token * WIDTH);
         // Two places in turn, so that a warp may begin with the next row while others still read the maxima of this one.
         u32* const found = maxima + turn * WARPS;
         // All these loads are on their way before the first value arrives.
@@ -77,6 +78,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) recurrent_half_row
             const u32 high = Float16::pair(scale(values[i].z), scale(values[i].w));
             if (load < LOADS) ((uint2*)row)[load] = make_uint2(low, high);
         }
-        if (threadIdx.x == 0) own.exponents[token] = exponent;
+        if (threadIdx.x == 0) exponents[token] = exponent;
     }
 }

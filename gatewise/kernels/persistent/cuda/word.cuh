@@ -19,10 +19,11 @@ struct Scales {
 
     __device__ __forceinline__ Scale operator()(int i) const { return Scale::of(TOP + row - columns.at[i]); }
 };
-__device__ __forceinline__ Scales scales_of(const int* columns, int row, int column) {
-    return {((const Exponents<BYTES / 4>*)columns)[column], row};
+__device__ __forceinline__ Scales scales_of(const int* columns, int row, int word) {
+    return {((const Exponents<BYTES / 4>*)columns)[word], row};
 }
-__device__ __forceinline__ Stored stored(const Word& word, const Scales& scales) {
+// The word is no reference, with which each of its numbers would take a load.
+__device__ __forceinline__ Stored stored(Word word, const Scales& scales) {
     Stored found;
 #pragma unroll
     for (int i = 0; i < BYTES / 4; ++i) found.at[i] = Float16::narrowed(scales(i)(word.at[i]));
@@ -45,5 +46,5 @@ __device__ __forceinline__ Word zero() { return make_uint4(0, 0, 0, 0); }
 using Stored = Word;
 struct Scales {};
 __device__ __forceinline__ Scales scales_of(const int*, int, int) { return {}; }
-__device__ __forceinline__ Stored stored(const Word& word, const Scales&) { return word; }
+__device__ __forceinline__ Stored stored(Word word, const Scales&) { return word; }
 #endif

@@ -24,6 +24,7 @@ _THREADS = 256
 _COLUMN_THREADS = 128
 _RESULT_THREADS = 128
 _MOST_BLOCKS = 4096  # several times as many as are at work at once, so that all multiprocessors end at the same time
+_AT_ONCE = 4  # tokens that a warp of half_columns.cu reads at once
 _COLUMN_BLOCKS = 2048  # about as many as fit on an H200, 16 on a multiprocessor
 
 
@@ -123,10 +124,11 @@ def scale_columns(
     word = math.gcd(16, *(own.values.alignment for own in each))
     of_sums = TokensStruct.of(tokens, lengths, resets, tokens.time)
     arguments = _HalfColumns((_Columns * _MOST_COLUMNS)(*[_columns(own, of_sums, word) for own in each]))
-    # A warp reads 32 words of a token, and then of others.
+    # A warp reads 32 words of each of some tokens at once, and then of others.
     tiles = -(-4 * max(own.values.source.shape[2] for own in each) // (32 * word))
     rows = max(own.values.source.shape[0] * own.values.source.shape[1] for own in each)
-    blocks = max(1, min(-(-rows * 32 // _COLUMN_THREADS), _COLUMN_BLOCKS // (tiles * len(each))))
+    tokens_at_once = _AT_ONCE * _COLUMN_THREADS // 32
+    blocks = max(1, min(-(-rows // tokens_at_once), _COLUMN_BLOCKS // (tiles * len(each))))
     shape = driver.Shape((blocks, tiles, len(each)), _COLUMN_THREADS, 0, cooperative=False)
     with on(first.device):
         binary = _code_of_columns(word, first.device, resets is not None)
@@ -266,7 +268,7 @@ class Rounding(NamedTuple):
     @classmethod
     def of_columns(cls, word: int, architecture: str, *, resets: bool) -> Rounding:
         """Return the code that finds the exponents of columns, reading words of a number of bytes."""
-        sizes = {"THREADS": _COLUMN_THREADS, "BYTES": word, "HALVES": 1, "RESETS": int(resets)}
+        sizes = {"THREADS": _COLUMN_THREADS, "AT_ONCE": _AT_ONCE, "BYTES": word, "HALVES": 1, "RESETS": int(resets)}
         return cls("half_columns", architecture, (*sizes.items(),))
 
     @classmethod
