@@ -11,6 +11,16 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    # Nearly all that collecting makes lives until the end; looking for garbage would take a quarter of the time.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items):
     import torch  # not in the process that only distributes the tests
 

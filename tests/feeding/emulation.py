@@ -9,13 +9,10 @@ another thread has written it therefore gets a wrong value.
 import ctypes
 import functools
 import re
-import subprocess
-import tempfile
-from pathlib import Path
 
 from gatewise.derivation.device import device_code
 from gatewise.feeding.elementwise import CELL
-from tests.kernels.cuda_on_cpu import PRELUDE, write_sources
+from tests.kernels.cuda_on_cpu import PRELUDE, loaded, rewritten
 
 _THREADS = """
 #include <memory>
@@ -114,12 +111,10 @@ def emulate(source, macros, entry, arguments, blocks, threads, *, together):
 @functools.cache
 def _compiled(source, macros):
     """Compile all kernels of a source at once."""
-    folder = Path(tempfile.mkdtemp())
-    text = write_sources(source, folder)
+    headers = rewritten(source.parent)
+    text = (headers / source.name).read_text()
     code = " ".join(device_code(CELL).text.splitlines())
     runs = [_RUN.format(entry=entry, struct=struct) for entry, struct in _ENTRY.findall(text)]
-    (folder / "kernel.cpp").write_text("".join([f"#define CELL_CODE {code}\n", PRELUDE, _THREADS, text, *runs]))
+    text = "".join([f"#define CELL_CODE {code}\n", PRELUDE, _THREADS, text, *runs])
     options = [f"-D{macro}={value}" for macro, value in macros]
-    command = ["g++", "-O1", "-shared", "-fPIC", "-std=c++17", f"-I{folder}", *options]
-    subprocess.run([*command, "-o", folder / "kernel.so", folder / "kernel.cpp"], check=True)
-    return ctypes.CDLL(str(folder / "kernel.so"))
+    return loaded(text, ["g++", "-O1", "-shared", "-fPIC", "-std=c++17", f"-I{headers}", *options])

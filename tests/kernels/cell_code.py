@@ -3,9 +3,6 @@
 import ctypes
 import functools
 import shutil
-import subprocess
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +13,7 @@ from gatewise.derivation.fused import carried_states
 from gatewise.derivation.row import row_code
 from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.cuda.toolchain import SHARED
+from tests.kernels.cuda_on_cpu import loaded
 
 FUSED = tuple(cell for cell in SHIPPED if is_fused(cell))
 """The shipped cells that the kernel `persistent` computes, and `stepwise` element by element."""
@@ -157,15 +155,12 @@ def row_codes(cells):
 def _compiled(template, codes):
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    folder = Path(tempfile.mkdtemp())
     template = template.replace("ROW_UNITS", str(ROW_UNITS))
     texts = [
         template.replace("CELL_CODE", code.text).replace("NUMBER", str(number)) for number, code in enumerate(codes)
     ]
-    (folder / "cells.cpp").write_text("".join([_PRELUDE, *texts]))
-    command = ["g++", "-shared", "-fPIC", "-O0", "-w", "-std=c++17", f"-I{SHARED}", "-o", folder / "cells.so"]
-    subprocess.run([*command, folder / "cells.cpp"], check=True)
-    return ctypes.CDLL(str(folder / "cells.so"))
+    command = ["g++", "-shared", "-fPIC", "-O0", "-w", "-std=c++17", f"-I{SHARED}"]
+    return loaded("".join([_PRELUDE, *texts]), command)
 
 
 class Code:

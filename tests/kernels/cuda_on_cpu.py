@@ -1,8 +1,10 @@
 """CUDA C++ for the C++ compiler of the machine: the qualifiers and functions of CUDA, and inline assembly as C++."""
 
+import atexit
 import ctypes
 import functools
 import re
+import shutil
 import subprocess
 import tempfile
 import types
@@ -70,11 +72,13 @@ def in_cpp(text, statements=types.MappingProxyType({})):
     return "".join([*parts, text[place:]])
 
 
-def write_sources(source, folder, statements=types.MappingProxyType({})):
-    """Write a source and all headers that it may include to a folder, as by `in_cpp`; return the text of the source."""
-    for path in (*source.parent.glob("*.cu*"), *SHARED.glob("*.cuh")):
-        (folder / path.name).write_text(in_cpp(path.read_text(), statements))
-    return (folder / source.name).read_text()
+@functools.cache
+def rewritten(folder, rewrite=in_cpp):
+    """Write the sources of a folder and all headers that they may include as C++, once a process; return where."""
+    written = _folder_of_process()
+    for path in (*folder.glob("*.cu*"), *SHARED.glob("*.cuh")):
+        (written / path.name).write_text(rewrite(path.read_text()))
+    return written
 
 
 @functools.cache
@@ -83,7 +87,7 @@ def precompiled(text, options=()):
 
     Options are those of the sources, except for macros that the header does not have.
     """
-    folder = Path(tempfile.mkdtemp())
+    folder = _folder_of_process()
     header = folder / "common.h"
     header.write_text(text)
     subprocess.run([*_GCC, *options, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
@@ -92,18 +96,31 @@ def precompiled(text, options=()):
 
 def compiled_object(text, common, options):
     """Compile C++ that begins with `COMMON` for libraries; return the path of the object file."""
-    path = Path(tempfile.mkdtemp()) / "object.cpp"
+    path = _folder_of_process() / "object.cpp"
     path.write_text(text)
     subprocess.run([*_GCC, *options, f"-I{common}", "-c", path, "-o", path.with_suffix(".o")], check=True)
     return path.with_suffix(".o")
 
 
-def compile_cpp(text, folder, common, options, objects=()):
-    """Compile C++ that begins with `COMMON`, and load it with object files; the folder is that of its headers."""
-    (folder / "kernel.cpp").write_text(text)
-    command = [*_GCC, *options, f"-I{common}", f"-I{folder}", "-shared", "-o", folder / "kernel.so"]
-    subprocess.run([*command, folder / "kernel.cpp", *objects], check=True)
-    return ctypes.CDLL(str(folder / "kernel.so"))
+def compile_cpp(text, headers, common, options, objects=()):
+    """Compile C++ that begins with `COMMON`, with the headers of a folder, and load it with object files."""
+    return loaded(text, [*_GCC, *options, f"-I{common}", f"-I{headers}", "-shared"], objects)
+
+
+def loaded(text, command, objects=()):
+    """Compile C++ to a library with a command, and load it; nothing of it stays in the file system."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
+        source.write_text(text)
+        subprocess.run([*command, "-o", library, source, *objects], check=True)
+        return ctypes.CDLL(str(library))
+
+
+def _folder_of_process():
+    """Return a folder that is deleted when this process ends."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _statement(assembly, statements):

@@ -4,16 +4,13 @@ import ctypes
 import functools
 import math
 import shutil
-import subprocess
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
 
 from gatewise.kernels.cuda import formats
 from gatewise.kernels.cuda.toolchain import SHARED
-from tests.kernels.cuda_on_cpu import PRELUDE, in_cpp
+from tests.kernels.cuda_on_cpu import PRELUDE, loaded, rewritten
 
 _FUNCTIONS = """
 #include "numbers.cuh"
@@ -47,13 +44,9 @@ SPECIAL = (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, 65504.0, 1e-7, 3e38, 0.1)
 def library(dtype):
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    folder = Path(tempfile.mkdtemp())
-    (folder / "numbers.cuh").write_text(in_cpp((SHARED / "numbers.cuh").read_text()))
-    (folder / "numbers.cpp").write_text(PRELUDE + _FUNCTIONS)
     options = [f"-D{macro}={value}" for macro, value in formats.macros(dtype).items()]
-    command = ["g++", "-shared", "-fPIC", "-std=c++17", f"-I{folder}", *options, "-o", folder / "numbers.so"]
-    subprocess.run([*command, folder / "numbers.cpp"], check=True)
-    return ctypes.CDLL(str(folder / "numbers.so"))
+    command = ["g++", "-shared", "-fPIC", "-std=c++17", f"-I{rewritten(SHARED)}", *options]
+    return loaded(PRELUDE + _FUNCTIONS, command)
 
 
 def run(dtype, name, given, result):

@@ -9,7 +9,6 @@ import functools
 import hashlib
 import re
 import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from gatewise.contract.device import Device
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.persistent import launches
 from gatewise.kernels.persistent.launches import auxiliary, compiled, failure, half_products
-from tests.kernels.cuda_on_cpu import COMMON, PRELUDE, compile_cpp, compiled_object, precompiled, write_sources
+from tests.kernels.cuda_on_cpu import COMMON, PRELUDE, compile_cpp, compiled_object, in_cpp, precompiled, rewritten
 from tests.kernels.persistent.emulation import emulate
 
 _REAL = {
@@ -129,20 +128,21 @@ def _fibers():
 
 @functools.cache
 def _built(source, macros, code):
-    folder = Path(tempfile.mkdtemp())
-    write_sources(source, folder, _STATEMENTS)
-    for path in folder.iterdir():
-        text = path.read_text().replace(_DYNAMIC, "float4* const shared = (float4*)shared_memory();")
-        path.write_text(_STATIC.sub(_of_each_block, text))
+    headers = rewritten(source.parent, _for_fibers)
     entry, struct = _ENTRY.search(source.read_text()).groups()
     # The blocks of other sources do not wait for each other.
     together = _MOST_BLOCKS if "STACKED" in dict(macros) else 1
     run = _RUN.format(entry=entry, struct=struct, together=together)
-    text = [COMMON, f"#define CELL_CODE {code}\n", (folder / source.name).read_text(), run]
+    text = [COMMON, f"#define CELL_CODE {code}\n", (headers / source.name).read_text(), run]
     options = *_OPTIONS, *(f"-D{macro}={value}" for macro, value in macros)
-    found = compile_cpp("".join(text), folder, precompiled(_PRELUDE, _OPTIONS), options, [_fibers()]).run
+    found = compile_cpp("".join(text), headers, precompiled(_PRELUDE, _OPTIONS), options, [_fibers()]).run
     found.restype = ctypes.c_bool
     return found
+
+
+def _for_fibers(text):
+    text = in_cpp(text, _STATEMENTS).replace(_DYNAMIC, "float4* const shared = (float4*)shared_memory();")
+    return _STATIC.sub(_of_each_block, text)
 
 
 def _of_each_block(found):

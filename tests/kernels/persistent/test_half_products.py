@@ -1,6 +1,7 @@
 """Float16 factors of the products after the loop, on the CPU: as accurate as TF32 rounds, for values of any size."""
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from tests.kernels.persistent.half_factors import (
     worst_column,
 )
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
+from tests.pairwise import exhaustive_unless
 
 DEVICE = Device.named("a100").replace(multiprocessors=6)  # as in test_sources_on_cpu
 H200 = Device.named("h200")
@@ -33,26 +35,34 @@ PROBLEM = Problem(6, 9, 5, 8, dtype=torch.float32, needs_grad=True, allow_tf32=T
 DTYPE = {"DTYPE": 2}
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_120"])
+ARCHITECTURES = "sm_80", "sm_90", "sm_120"
+SOURCES_AND_MACROS = [
+    *(("half_rows", {"WIDTH": width, "THREADS": 256, **DTYPE}) for width in (32, 4096, 12000)),
+    *(
+        (
+            "half_columns",
+            {"THREADS": 128, "AT_ONCE": 4, "BYTES": word, "HALVES": 1, "RESETS": word // 8 % 2, **DTYPE},
+        )
+        for word in (4, 8, 16)
+    ),
+    *(("half_results", {"BYTES": word, **DTYPE}) for word in (4, 8, 16)),
+    *(("operands", {"BYTES": word, "RESETS": word // 8, "HALVES": 1, **DTYPE}) for word in (4, 16)),
+    *(("fit", {"BYTES": word, "HALVES": 1, **DTYPE}) for word in (4, 8, 16)),
+]
+
+
+# No source asks for an architecture.
 @pytest.mark.parametrize(
-    ("name", "macros"),
-    [
-        *(("half_rows", {"WIDTH": width, "THREADS": 256, **DTYPE}) for width in (32, 4096, 12000)),
-        *(
-            (
-                "half_columns",
-                {"THREADS": 128, "AT_ONCE": 4, "BYTES": word, "HALVES": 1, "RESETS": word // 8 % 2, **DTYPE},
-            )
-            for word in (4, 8, 16)
-        ),
-        *(("half_results", {"BYTES": word, **DTYPE}) for word in (4, 8, 16)),
-        *(("operands", {"BYTES": word, "RESETS": word // 8, "HALVES": 1, **DTYPE}) for word in (4, 16)),
-        *(("fit", {"BYTES": word, "HALVES": 1, **DTYPE}) for word in (4, 8, 16)),
-    ],
+    ("architecture", "source"),
+    exhaustive_unless(
+        [*zip(itertools.cycle(ARCHITECTURES), SOURCES_AND_MACROS, strict=False)],
+        itertools.product(ARCHITECTURES, SOURCES_AND_MACROS),
+    ),
     ids=str,
 )
-def test_compiles_without_spills(architecture, name, macros):
+def test_compiles_without_spills(architecture, source):
     pytest.importorskip("cuda.core")
+    name, macros = source
     _, taken = toolchain.compile_afresh(SOURCES / f"{name}.cu", architecture, macros)
     assert taken.spilled_bytes == taken.stack_bytes == 0
 

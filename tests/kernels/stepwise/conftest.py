@@ -7,8 +7,6 @@ arithmetic.
 import ctypes
 import functools
 import shutil
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +14,7 @@ from gatewise.derivation.device import device_code
 from gatewise.derivation.row import row_code
 from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.stepwise import backward_loop, forward_loop, launch, layer
-from tests.kernels.cuda_on_cpu import COMMON, PRELUDE, compile_cpp, precompiled, write_sources
+from tests.kernels.cuda_on_cpu import COMMON, PRELUDE, compile_cpp, precompiled, rewritten
 
 _GRID = """
 extern "C" void run(const {struct}* arguments, unsigned columns, unsigned rows, unsigned layers) {{
@@ -34,13 +32,13 @@ extern "C" void run(const {struct}* arguments, unsigned columns, unsigned rows, 
 
 @functools.cache
 def compiled(name, entry, struct, macros, cell):
-    folder = Path(tempfile.mkdtemp())
-    source = write_sources(launch.SOURCES / f"{name}.cu", folder)
+    headers = rewritten(launch.SOURCES)
+    source = (headers / f"{name}.cu").read_text()
     code_of = row_code if name.startswith("row_") else device_code
     code = "" if cell is None else " ".join(code_of(cell).text.splitlines())
     text = [COMMON, f"#define CELL_CODE {code}\n", source, _GRID.format(struct=struct, entry=entry)]
     options = [f"-D{macro}={value}" for macro, value in (*macros, ("TABLE", 0))]
-    return compile_cpp("".join(text), folder, precompiled(PRELUDE), options).run
+    return compile_cpp("".join(text), headers, precompiled(PRELUDE), options).run
 
 
 class LaunchOnCpu:

@@ -343,16 +343,17 @@ def _of_one_group(
 
 
 def _with_weights_placed(cut: Tiling) -> list[Tiling]:
+    """Return a tiling of one resident tile with as many of them as leave registers for loads."""
     # All of them in registers if three loads in flight have room beside them; otherwise as many as leave room for four.
     # Scaled ones take half the registers, and twice the loads: or as many as leave room for six.
     whole = dataclasses.replace(cut, resident=cut.tiles)
     rooms = (3, 6) if cut.scaled else (3,) if _registers_fit(whole, loads=3) else (4,)
     placed = []
     for loads in rooms:
-        one = whole
-        while one.resident > 1 and not _registers_fit(one, loads):
-            one = dataclasses.replace(one, resident=one.resident - 1)
-        placed.append(one)
+        # Of all but the last tile, each takes as many registers as the first.
+        more = (_register_limit(cut.warps) - 4 * loads - cut.registers) // cut.weight_registers
+        some = 1 + max(0, min(more, cut.tiles - 2))
+        placed.append(whole if _registers_fit(whole, loads) else dataclasses.replace(cut, resident=some))
     return list(dict.fromkeys(placed))
 
 
