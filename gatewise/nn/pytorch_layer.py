@@ -6,9 +6,10 @@ attributes in which PyTorch's layers store references to their weights are kept 
 
 from __future__ import annotations
 
+import functools
 import operator
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -96,7 +97,7 @@ def weights_of(layer: Any) -> tuple[Tensor, ...]:
     Raises:
         ShapeError: The sizes of the layer have been changed, and do not fit its weights.
     """
-    names, found, listed = layer._flat_weights_names, layer._parameters, layer._flat_weights
+    names, found = layer._flat_weights_names, layer._parameters
     try:
         weights = tuple(map(found.__getitem__, names))
     except KeyError:
@@ -108,14 +109,16 @@ def weights_of(layer: Any) -> tuple[Tensor, ...]:
         )
         advice = "Make a new layer of these sizes instead of changing them."
         raise ShapeError(sentence("weights", f"as many as {sizes} take", f"{len(weights)} tensors", advice))
-    if len(listed) == len(weights) and all(map(operator.is_, weights, listed)):
-        return weights
-    if not any(map(_is_other, weights, layer._flat_weight_refs)):
+    listed, references, compiling = layer._flat_weights, layer._flat_weight_refs, torch.compiler.is_compiling()
+    if not compiling and len(references) == len(weights) and not _are_replaced(weights, references):
         return tuple(listed)
-    if not torch.compiler.is_compiling() and all(type(weight) is nn.Parameter for weight in weights):
-        # Computed weights are not stored: they belong to the graph of one call.
+    are_listed = len(listed) == len(weights) and all(map(operator.is_, weights, listed))
+    if compiling:
+        return weights if are_listed or any(map(_is_other, weights, references)) else tuple(listed)
+    # Weights that a parametrization computes or `functional_call` lends are not stored: they belong to one call.
+    if are_listed or all(map(functools.partial(_is_held, layer), names, weights)):
         layer._flat_weights = list(weights)
-        layer._flat_weight_refs = [weakref.ref(weight) for weight in weights]
+        layer._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in weights]
     return weights
 
 
@@ -133,13 +136,30 @@ def weights_of_cell(cell: Any) -> tuple[Any, ...]:
 
 
 def _named(layer: Any, name: str) -> Any:
-    # None for a weight that was deleted, as pruning and weight dropout do before they set another one.
-    has_one = name in layer._parameters or name in layer.__dict__ or hasattr(type(layer), name)
+    # None for a weight that was deleted, as pruning and weight dropout do before they set another one. `hasattr` of the
+    # layer would compute a parametrization one more time.
+    has_one = any(name in held for held in (layer._parameters, layer._buffers, layer.__dict__)) or hasattr(
+        type(layer), name
+    )
     return getattr(layer, name) if has_one else None
+
+
+def _are_replaced(weights: Sequence[Tensor | None], references: Sequence[weakref.ref | None]) -> bool:
+    """Return whether a weight is another tensor than that of the last call, or of the construction of the layer."""
+    try:
+        if all(map(operator.is_, weights, map(operator.call, references))):  # type: ignore[arg-type]
+            return False
+    except TypeError:  # there was no tensor of the name
+        pass
+    return any(map(_is_other, weights, references))
 
 
 def _is_other(weight: Tensor | None, reference: weakref.ref | None) -> bool:
     return weight is not None and reference is not None and reference() is not weight
+
+
+def _is_held(layer: Any, name: str, weight: Tensor | None) -> bool:
+    return type(weight) is nn.Parameter or any(held.get(name) is weight for held in (layer._buffers, vars(layer)))
 
 
 def flatten_parameters(self: Any) -> None:

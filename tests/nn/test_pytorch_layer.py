@@ -139,6 +139,12 @@ def delete_a_name(layer):
     del layer.weight_hh_l0  # PyTorch's layer goes on with the tensor in its list
 
 
+def replace_by_a_buffer(layer):
+    weight = layer.weight_hh_l0.detach() * -2
+    del layer.weight_hh_l0
+    layer.register_buffer("weight_hh_l0", weight)
+
+
 def load_by_assignment(layer):
     layer.load_state_dict({name: value * -2 for name, value in layer.state_dict().items()}, assign=True)
 
@@ -151,6 +157,7 @@ CHANGES = [
     replace_the_list,
     replace_the_list_and_a_name,
     delete_a_name,
+    replace_by_a_buffer,
     load_by_assignment,
 ]
 
@@ -168,6 +175,29 @@ def test_weights_that_a_program_assigns_are_used_and_shown(name, change):
     if change is not delete_a_name:
         assert not torch.equal(found[0], before[0])
         same(ours.all_weights, theirs.all_weights)
+
+
+@pytest.mark.parametrize("change", [replace_by_name, replace_by_a_computed_tensor, load_by_assignment])
+@pytest.mark.parametrize("name", LAYERS)
+def test_listed_tensors_that_a_program_assigns_are_used_after_a_call_with_replaced_weights(name, change):
+    theirs, ours = twins(name)
+    for layer in (theirs, ours):
+        change(layer)
+    before = ours(X)
+    same(before, theirs(X))
+    for layer in (theirs, ours):
+        replace_the_list(layer)
+    found = ours(X)
+    same(found, theirs(X))
+    assert not torch.equal(found[0], before[0])
+
+
+def test_references_that_a_conversion_has_left_out_keep_no_weight():
+    _, ours = twins("LSTM")
+    before = ours(X)
+    ours._flat_weight_refs = []  # as after a conversion that failed midway
+    replace_in_the_dictionary(ours)
+    assert not torch.equal(ours(X)[0], before[0])
 
 
 @pytest.mark.parametrize("change", CHANGES)
