@@ -99,6 +99,9 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
     if processes.first:
         folder.prepare(0)
     material = _material(recipe, folder, processes)
+    if not material.tokenizer.encode(recipe.sample.prompt).numel():  # now rather than after the training
+        got = repr(recipe.sample.prompt)
+        raise ArgumentError(sentence("prompt", "a text of at least one token", got, "The sample begins with it."))
     sizes = sizes_of(recipe.model, len(material.tokenizer))
     torch.manual_seed(recipe.training.seed)
     model = build_model(sizes, processes.device)
