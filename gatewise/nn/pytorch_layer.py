@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gatewise.contract.errors import ShapeError, sentence
 from gatewise.contract.problem import NORMAL
-from gatewise.nn.arguments import check_layer_options, check_rate, check_sizes, warn_of_idle_dropout
+from gatewise.nn.arguments import check_layer_options, check_rate, checked_sizes, warn_of_idle_dropout
 from gatewise.nn.flat_weights import flatten
 
 
@@ -63,20 +63,20 @@ def initialise(
         ArgumentError: An argument has a wrong type or is out of range.
         KernelRefused: No kernel is named `kernel`.
     """
-    check_sizes(input_size, hidden_size, num_layers, proj_size)
+    sizes = checked_sizes(input_size, hidden_size, num_layers, proj_size)
     check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory, reverse)
     rate = check_rate("weight_dropout", weight_dropout)
-    warn_of_idle_dropout(dropout, num_layers, stacklevel=4)
+    warn_of_idle_dropout(dropout, sizes.num_layers, stacklevel=4)
     nn.RNNBase.__init__(
         layer,
         mode,
-        input_size,
-        hidden_size,
-        num_layers=num_layers,
+        sizes.input_size,
+        sizes.hidden_size,
+        num_layers=sizes.num_layers,
         bias=bias,
         batch_first=batch_first,
         bidirectional=bool(bidirectional),
-        proj_size=proj_size,
+        proj_size=sizes.proj_size,
         device=device,
         dtype=dtype,
     )

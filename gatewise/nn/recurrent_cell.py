@@ -14,7 +14,7 @@ from gatewise.functional.arguments import check_name
 from gatewise.functional.differentiable import recurrent
 from gatewise.functional.resets import check_resets
 from gatewise.nn import init
-from gatewise.nn.arguments import check_cell, check_compiled, check_flag, check_sizes, check_step, refuse_script
+from gatewise.nn.arguments import check_cell, check_compiled, check_flag, check_step, checked_sizes, refuse_script
 from gatewise.nn.recurrent_matrix import check_structure, initialise_, matrix_of, shapes_of
 from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
 from gatewise.nn.symbolic import recorded
@@ -87,7 +87,7 @@ class RecurrentCell(nn.Module):
     ) -> None:
         super().__init__()
         check_cell(cell)
-        check_sizes(input_size, hidden_size)
+        input_size, hidden_size, *_ = checked_sizes(input_size, hidden_size)
         bias = cell.bias if bias is None else bias
         check_flag("bias", bias)
         check_name(kernel, "kernel")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -79,6 +80,19 @@ def test_every_attribute_of_pytorchs_layer_has_its_value(name, form):
             same(found, expected)
             compared += 1
     assert compared > 20
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN", *CELLS])
+def test_sizes_may_be_integers_of_numpy(name):
+    sizes = np.array([3, 4])
+    options = {} if name in CELLS else {"num_layers": np.int64(2)}
+    options |= {"proj_size": np.int8(2)} if name == "LSTM" else {}
+    layer = getattr(gatewise, name)(*sizes, **options)
+    plain = getattr(nn, name)(3, 4, **{option: int(value) for option, value in options.items()})
+    assert repr(layer) == repr(plain)
+    plain.load_state_dict(layer.state_dict())
+    x = X[0] if name in CELLS else X
+    same(layer(x), plain(x))
 
 
 @pytest.mark.parametrize("name", LAYERS)
