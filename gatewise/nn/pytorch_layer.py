@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -109,14 +109,20 @@ def weights_of(layer: Any) -> tuple[Tensor, ...]:
         )
         advice = "Make a new layer of these sizes instead of changing them."
         raise ShapeError(sentence("weights", f"as many as {sizes} take", f"{len(weights)} tensors", advice))
-    listed, references, compiling = layer._flat_weights, layer._flat_weight_refs, torch.compiler.is_compiling()
-    if not compiling and len(references) == len(weights) and not _are_replaced(weights, references):
-        return tuple(listed)
+    listed, references = layer._flat_weights, layer._flat_weight_refs
     are_listed = len(listed) == len(weights) and all(map(operator.is_, weights, listed))
-    if compiling:
-        return weights if are_listed or any(map(_is_other, weights, references)) else tuple(listed)
+    if are_listed:
+        for weight, reference in zip(weights, references, strict=False):  # a loop calls no function of Python
+            if reference is None or reference() is not weight:
+                break
+        else:
+            return weights
+    elif len(references) == len(weights) and not any(map(_is_other, weights, references)):
+        return tuple(listed)
     # Weights that a parametrization computes or `functional_call` lends are not stored: they belong to one call.
-    if are_listed or all(map(functools.partial(_is_held, layer), names, weights)):
+    if not torch.compiler.is_compiling() and (
+        are_listed or all(map(functools.partial(_is_held, layer), names, weights))
+    ):
         layer._flat_weights = list(weights)
         layer._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in weights]
     return weights
@@ -142,16 +148,6 @@ def _named(layer: Any, name: str) -> Any:
         type(layer), name
     )
     return getattr(layer, name) if has_one else None
-
-
-def _are_replaced(weights: Sequence[Tensor | None], references: Sequence[weakref.ref | None]) -> bool:
-    """Return whether a weight is another tensor than that of the last call, or of the construction of the layer."""
-    try:
-        if all(map(operator.is_, weights, map(operator.call, references))):  # type: ignore[arg-type]
-            return False
-    except TypeError:  # there was no tensor of the name
-        pass
-    return any(map(_is_other, weights, references))
 
 
 def _is_other(weight: Tensor | None, reference: weakref.ref | None) -> bool:
