@@ -33,7 +33,7 @@ from gatewise.cli.run_report import (
 from gatewise.cli.saved_model import build_model, load_model, model_facts, sizes_of
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
-from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
+from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.data import (
     Corpus,
     Tokenizer,
@@ -99,6 +99,9 @@ def train_language_model(recipe: Recipe, folder: RunFolder, processes: Processes
     if processes.first:
         folder.prepare(0)
     material = _material(recipe, folder, processes)
+    if not material.tokenizer.encode(recipe.sample.prompt).numel():  # now rather than after the training
+        got = repr(recipe.sample.prompt)
+        raise ArgumentError(sentence("prompt", "a text of at least one token", got, "The sample begins with it."))
     sizes = sizes_of(recipe.model, len(material.tokenizer))
     torch.manual_seed(recipe.training.seed)
     model = build_model(sizes, processes.device)
@@ -211,11 +214,7 @@ def _tokenizer(text: TextOptions, corpus: Corpus, folder: RunFolder, processes: 
     document = ""
     if processes.first:
         if folder.checkpoint.exists():
-            if not folder.tokenizer.exists():
-                raise CheckpointError(
-                    f"{folder.path} has a checkpoint, but no {folder.tokenizer.name}. Start a new run."
-                )
-            document = folder.tokenizer.read_text("utf-8")
+            document = folder.saved_tokenizer()
         else:
             document = build_tokenizer(text.tokens, corpus.train, text.vocabulary_size or None).to_json()
     return load_tokenizer(processes.broadcast(document))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from gatewise.cli.nmt_recipe import PairOptions
-from gatewise.contract.errors import ArgumentError, CheckpointError, CorpusError, sentence
+from gatewise.contract.errors import ArgumentError, CorpusError, sentence
 from gatewise.data import (
     FilterReport,
     PairBatches,
@@ -68,7 +68,7 @@ def pair_material(options: PairOptions, seed: int, folder: RunFolder, processes:
         ArgumentError: Only some of the files are given.
         CorpusError: A file cannot be used for training, or the filter leaves nothing of it.
         DataError: A pair of validation or test is too long for any batch.
-        CheckpointError: The vocabularies of the run to resume are missing.
+        CheckpointError: The vocabularies of the run to resume are missing or damaged.
     """
     name, texts = _texts(options)
     source, target = _vocabularies(options, texts["train"], folder, processes)
@@ -149,12 +149,7 @@ def _vocabularies(
     document = ""
     if processes.first:
         if folder.checkpoint.exists():
-            if not folder.tokenizer.exists():
-                raise CheckpointError(
-                    f"{folder.path} has a checkpoint, but no {folder.tokenizer.name}, which held its vocabularies. "
-                    "Start a new run."
-                )
-            document = folder.tokenizer.read_text("utf-8")
+            document = folder.saved_tokenizer()
         else:
             kind, size = options.tokens, options.vocabulary_size or None
             document = vocabularies_to_json(*build_vocabularies(kind, train, size, options.vocabulary))

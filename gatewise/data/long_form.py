@@ -119,6 +119,13 @@ def sequences_of(table: LongForm, allow_gaps: bool = False) -> Sequences:
     )
 
 
+def first_not_finite(values: np.ndarray) -> int | None:
+    """Return the index of the first number that is NaN or infinite in float32, in which training computes, or None."""
+    with np.errstate(over="ignore"):  # values beyond the range of float32 become infinite
+        finite = np.isfinite(values.astype(np.float32))
+    return None if finite.all() else int(finite.argmin())
+
+
 def _check_numbers(table: LongForm) -> None:
     with np.errstate(over="ignore"):  # values beyond the range of float32 become infinite and are rejected
         bad = np.argwhere(~np.isfinite(table.values.astype(np.float32)))
@@ -130,9 +137,13 @@ def _check_numbers(table: LongForm) -> None:
             "value in, or leave the sequence out.",
         )
     if table.times is not None and not np.isfinite(table.times).all():
-        table.refuse(int(np.isnan(table.times).argmax()), "the time is missing. Fill it in.")
-    if table.labels is not None and table.labels.dtype == np.float64 and not np.isfinite(table.labels).all():
-        table.refuse(int((~np.isfinite(table.labels)).argmax()), "the label is not a finite number. Fill it in.")
+        row = int((~np.isfinite(table.times)).argmax())
+        what = "missing" if np.isnan(table.times[row]) else f"{table.times[row]:g}, not a finite number"
+        table.refuse(row, f"the time is {what}. Fill it in.")
+    if table.labels is not None and table.labels.dtype == np.float64:
+        row = first_not_finite(table.labels)
+        if row is not None:
+            table.refuse(row, f"the label is not a finite number of float32, but {table.labels[row]:g}. Correct it.")
 
 
 def _check_times(table: LongForm, unordered: np.ndarray, order: np.ndarray, code: np.ndarray, allow_gaps: bool) -> None:

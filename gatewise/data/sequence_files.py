@@ -18,7 +18,7 @@ import torch
 
 from gatewise.contract.errors import DataError, MissingExtra
 from gatewise.data.encoding import HEAD, WIDE, conversion, encoding_of
-from gatewise.data.long_form import Columns, LongForm, sequences_of
+from gatewise.data.long_form import Columns, LongForm, first_not_finite, sequences_of
 from gatewise.data.sequences import Sequences
 
 _LONG_FORM = Columns()
@@ -223,7 +223,7 @@ def _missing(values: np.ndarray) -> int | None:
 def _names(values: np.ndarray) -> np.ndarray:
     """Return identifiers and labels as text; integral floating-point numbers are written without a decimal point."""
     if values.dtype.kind == "f" and np.array_equal(values, np.trunc(values)):
-        values = values.astype(np.int64)
+        return np.array([str(int(value)) for value in values], dtype=object)
     return np.array([str(value) for value in values], dtype=object)
 
 
@@ -262,7 +262,7 @@ def _read_npz(path: Path, columns: Columns, numbers: bool) -> Sequences:
         step, feature = bad[0]
         ends = lengths.cumsum()
         number = int(np.searchsorted(ends, step, side="right"))
-        step -= ends[number] - lengths[number]
+        step -= int(ends[number] - lengths[number])
         raise DataError(
             f"{path}, sequence {number}, step {step}: feature {feature} is {x[tuple(bad[0])]:g}, not a finite number. "
             "Fill the value in, or leave the sequence out."
@@ -282,7 +282,7 @@ def _npz_labels(path: Path, y: np.ndarray, count: int, numbers: bool) -> np.ndar
         raise DataError(f"{path}: `y` must hold one label per sequence, [{count}], got {list(y.shape)}. Correct it.")
     if numbers and y.dtype.kind not in "biuf":
         raise DataError(f"{path}: `y` must hold numbers, got {y.dtype}. Train a classification instead.")
-    number = _missing(y)
+    number = first_not_finite(y) if numbers else _missing(y)
     if number is not None:
         raise DataError(f"{path}, sequence {number}: the label is {y[number]}. Fill it in, or leave the sequence out.")
     return y.astype(np.float64) if numbers else _names(y)

@@ -37,11 +37,19 @@ class Content(NamedTuple):
         tensors: The tensors by name.
         layers: The descriptions of recurrent layers, in the order of the file.
         connected: Whether the file has the model, so that `below` is known and every layer is described.
+        apart: Whether the two directions of a layer have one description, so that two descriptions are of two layers,
+            whatever their names.
     """
 
     tensors: dict[str, Tensor]
     layers: tuple[Description, ...] = ()
     connected: bool = False
+    apart: bool = False
+
+    def are_apart(self, one: Place, other: Place) -> bool:
+        """Return whether the file says that two places are not those of the two directions of a layer."""
+        indices = self.index_of(one), self.index_of(other)
+        return self.apart and None not in indices and indices[0] != indices[1]
 
     def index_of(self, place: Place) -> int | None:
         """Return the index of the description of the layer at a place, or None if there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from gatewise.cells import SHIPPED
 from gatewise.contract.errors import ArgumentError, CheckpointError, ShapeError, sentence
 from gatewise.contract.weights import DirectionWeights
+from gatewise.interop.description import Place
 from gatewise.interop.layouts import LAYOUTS, Form, WeightLayout
 from gatewise.interop.packing import missing_tensors, tensor_names, unpack
 from gatewise.interop.stacks import Stack, checked
@@ -44,13 +45,19 @@ class _Place(NamedTuple):
     whole: tuple[str, ...]
 
 
-def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout, layers: Sequence[str] = ()) -> Found:
+def find_stacks(
+    tensors: Mapping[str, Tensor],
+    layout: WeightLayout,
+    layers: Sequence[str] = (),
+    are_apart: Callable[[Place, Place], bool] = lambda one, other: False,
+) -> Found:
     """Find every stack of a layout's cell among named tensors.
 
     Args:
         tensors: The tensors by name; the parts of names are separated by "/" or ".".
         layout: The layout to search for.
         layers: The scopes of layers whose names do not identify the cell, for layouts whose tensors do not either.
+        are_apart: Whether tensors at two places, whose names are those of two directions, belong to different layers.
 
     Raises:
         CheckpointError: Some tensors of a layer are missing.
@@ -61,7 +68,7 @@ def find_stacks(tensors: Mapping[str, Tensor], layout: WeightLayout, layers: Seq
     left = set(tensors) - {name for members in places.values() for name in members.values()}
     _refuse_other_cells(tensors, places, layout)
     modules: dict[tuple[str, ...], dict[tuple[int, int], DirectionWeights]] = {}
-    for place, members in _with_paired_directions(places).items():
+    for place, members in _with_paired_directions(places, are_apart).items():
         if not _is_of_cell(members, tensors, layout):
             left |= set(members.values())
             continue
@@ -141,14 +148,20 @@ def _place(whole: tuple[str, ...], layout: WeightLayout) -> _Place:
     return _Place(tuple(parts), layer, direction, whole)
 
 
-def _with_paired_directions(places: dict[_Place, dict[str, str]]) -> dict[_Place, dict[str, str]]:
+def _with_paired_directions(
+    places: dict[_Place, dict[str, str]], are_apart: Callable[[Place, Place], bool]
+) -> dict[_Place, dict[str, str]]:
     """Return the places, treating a direction as such only if the other one exists: "forward" may be just a name."""
-    seen: dict[tuple[tuple[str, ...], int], set[int | None]] = {}
+    seen: dict[tuple[Place, int], dict[int | None, Place]] = {}
     for place in places:
-        seen.setdefault((place.parts, place.layer), set()).add(place.direction)
+        seen.setdefault((place.parts, place.layer), {})[place.direction] = place.whole
+    paired = {
+        key: directions.keys() == {0, 1} and not are_apart(directions[0], directions[1])
+        for key, directions in seen.items()
+    }
     return {
         place
-        if place.direction is None or seen[place.parts, place.layer] == {0, 1}
+        if place.direction is None or paired[place.parts, place.layer]
         else place._replace(parts=place.whole, direction=None): members
         for place, members in places.items()
     }

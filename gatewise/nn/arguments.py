@@ -6,7 +6,7 @@ import math
 import numbers
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,15 +18,32 @@ from gatewise.functional.arguments import check_dropout, check_memory, check_nam
 from gatewise.functional.export import is_exporting
 
 
-def check_sizes(input_size: int, hidden_size: int, num_layers: int = 1, proj_size: int = 0) -> None:
-    """Check that the sizes of a layer are positive integers, and that a projection is smaller than the hidden size."""
-    sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
-    for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
+class Sizes(NamedTuple):
+    """The sizes of a layer, as integers of Python: I, H, L and P."""
+
+    input_size: int
+    hidden_size: int
+    num_layers: int
+    proj_size: int
+
+
+def checked_sizes(input_size: object, hidden_size: object, num_layers: object = 1, proj_size: object = 0) -> Sizes:
+    """Return the sizes of a layer, which may be integers of NumPy, as integers of Python.
+
+    Raises:
+        ArgumentError: A size is not a positive integer, or the projection is not smaller than the hidden size.
+    """
+    given = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
+    sizes: dict[str, int] = {}
+    for name, value in given.items():
+        if not isinstance(value, numbers.Integral) or value < 1:
             raise ArgumentError(sentence(name, "a positive integer", repr(value)))
-    if not isinstance(proj_size, int) or not 0 <= proj_size < hidden_size:
-        expectation = f"an integer from 0 to hidden_size - 1 = {hidden_size - 1}"
+        sizes[name] = int(value)
+    most = sizes["hidden_size"] - 1
+    if not isinstance(proj_size, numbers.Integral) or not 0 <= int(proj_size) <= most:
+        expectation = f"an integer from 0 to hidden_size - 1 = {most}"
         raise ArgumentError(sentence("proj_size", expectation, repr(proj_size), "0 means no projection."))
+    return Sizes(**sizes, proj_size=int(proj_size))
 
 
 def check_cell(cell: object) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gatewise.nn import torchscript
-from gatewise.nn.arguments import check_pair, check_sizes, check_step
+from gatewise.nn.arguments import check_pair, check_step, checked_sizes
 from gatewise.nn.pytorch_layer import weights_of_cell
 from gatewise.nn.symbolic import recorded
 
@@ -42,8 +42,8 @@ class LSTMCell(nn.LSTMCell):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_sizes(input_size, hidden_size)
-        super().__init__(input_size, hidden_size, bool(bias), device, dtype)
+        sizes = checked_sizes(input_size, hidden_size)
+        super().__init__(sizes.input_size, sizes.hidden_size, bool(bias), device, dtype)
 
     def forward(
         self,

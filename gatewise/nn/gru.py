@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gatewise.contract.problem import NORMAL
 from gatewise.nn import pytorch_layer, single_state, torchscript
-from gatewise.nn.arguments import check_sizes
+from gatewise.nn.arguments import checked_sizes
 from gatewise.nn.stream import stream
 from gatewise.nn.symbolic import recorded
 
@@ -180,8 +180,8 @@ class GRUCell(nn.GRUCell):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_sizes(input_size, hidden_size)
-        super().__init__(input_size, hidden_size, bool(bias), device, dtype)
+        sizes = checked_sizes(input_size, hidden_size)
+        super().__init__(sizes.input_size, sizes.hidden_size, bool(bias), device, dtype)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """Compute one time step.

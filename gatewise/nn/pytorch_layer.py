@@ -6,6 +6,7 @@ attributes in which PyTorch's layers store references to their weights are kept 
 
 from __future__ import annotations
 
+import functools
 import operator
 import weakref
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from gatewise.contract.errors import ShapeError, sentence
 from gatewise.contract.problem import NORMAL
-from gatewise.nn.arguments import check_layer_options, check_rate, check_sizes, warn_of_idle_dropout
+from gatewise.nn.arguments import check_layer_options, check_rate, checked_sizes, warn_of_idle_dropout
 from gatewise.nn.flat_weights import flatten
 
 
@@ -62,20 +63,20 @@ def initialise(
         ArgumentError: An argument has a wrong type or is out of range.
         KernelRefused: No kernel is named `kernel`.
     """
-    check_sizes(input_size, hidden_size, num_layers, proj_size)
+    sizes = checked_sizes(input_size, hidden_size, num_layers, proj_size)
     check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory, reverse)
     rate = check_rate("weight_dropout", weight_dropout)
-    warn_of_idle_dropout(dropout, num_layers, stacklevel=4)
+    warn_of_idle_dropout(dropout, sizes.num_layers, stacklevel=4)
     nn.RNNBase.__init__(
         layer,
         mode,
-        input_size,
-        hidden_size,
-        num_layers=num_layers,
+        sizes.input_size,
+        sizes.hidden_size,
+        num_layers=sizes.num_layers,
         bias=bias,
         batch_first=batch_first,
         bidirectional=bool(bidirectional),
-        proj_size=proj_size,
+        proj_size=sizes.proj_size,
         device=device,
         dtype=dtype,
     )
@@ -96,7 +97,7 @@ def weights_of(layer: Any) -> tuple[Tensor, ...]:
     Raises:
         ShapeError: The sizes of the layer have been changed, and do not fit its weights.
     """
-    names, found, listed = layer._flat_weights_names, layer._parameters, layer._flat_weights
+    names, found = layer._flat_weights_names, layer._parameters
     try:
         weights = tuple(map(found.__getitem__, names))
     except KeyError:
@@ -108,14 +109,22 @@ def weights_of(layer: Any) -> tuple[Tensor, ...]:
         )
         advice = "Make a new layer of these sizes instead of changing them."
         raise ShapeError(sentence("weights", f"as many as {sizes} take", f"{len(weights)} tensors", advice))
-    if len(listed) == len(weights) and all(map(operator.is_, weights, listed)):
-        return weights
-    if not any(map(_is_other, weights, layer._flat_weight_refs)):
+    listed, references = layer._flat_weights, layer._flat_weight_refs
+    are_listed = len(listed) == len(weights) and all(map(operator.is_, weights, listed))
+    if are_listed:
+        for weight, reference in zip(weights, references, strict=False):  # a loop calls no function of Python
+            if reference is None or reference() is not weight:
+                break
+        else:
+            return weights
+    elif len(references) == len(weights) and not any(map(_is_other, weights, references)):
         return tuple(listed)
-    if not torch.compiler.is_compiling() and all(type(weight) is nn.Parameter for weight in weights):
-        # Computed weights are not stored: they belong to the graph of one call.
+    # Weights that a parametrization computes or `functional_call` lends are not stored: they belong to one call.
+    if not torch.compiler.is_compiling() and (
+        are_listed or all(map(functools.partial(_is_held, layer), names, weights))
+    ):
         layer._flat_weights = list(weights)
-        layer._flat_weight_refs = [weakref.ref(weight) for weight in weights]
+        layer._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in weights]
     return weights
 
 
@@ -133,13 +142,20 @@ def weights_of_cell(cell: Any) -> tuple[Any, ...]:
 
 
 def _named(layer: Any, name: str) -> Any:
-    # None for a weight that was deleted, as pruning and weight dropout do before they set another one.
-    has_one = name in layer._parameters or name in layer.__dict__ or hasattr(type(layer), name)
+    # None for a weight that was deleted, as pruning and weight dropout do before they set another one. `hasattr` of the
+    # layer would compute a parametrization one more time.
+    has_one = any(name in held for held in (layer._parameters, layer._buffers, layer.__dict__)) or hasattr(
+        type(layer), name
+    )
     return getattr(layer, name) if has_one else None
 
 
 def _is_other(weight: Tensor | None, reference: weakref.ref | None) -> bool:
     return weight is not None and reference is not None and reference() is not weight
+
+
+def _is_held(layer: Any, name: str, weight: Tensor | None) -> bool:
+    return type(weight) is nn.Parameter or any(held.get(name) is weight for held in (layer._buffers, vars(layer)))
 
 
 def flatten_parameters(self: Any) -> None:

@@ -21,8 +21,8 @@ from gatewise.nn.arguments import (
     check_compiled,
     check_layer_options,
     check_rate,
-    check_sizes,
     checked_candidate_dropout,
+    checked_sizes,
     checked_zoneout,
     refuse_script,
     warn_of_idle_dropout,
@@ -159,7 +159,7 @@ class Recurrent(nn.Module):
     ) -> None:
         super().__init__()
         check_cell(cell)
-        check_sizes(input_size, hidden_size, num_layers)
+        input_size, hidden_size, num_layers, _ = checked_sizes(input_size, hidden_size, num_layers)
         bias = cell.bias if bias is None else bias
         check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory, reverse)
         check_structure(heads, recurrent_rank, hidden_size)

@@ -14,7 +14,7 @@ from gatewise.functional.arguments import check_name
 from gatewise.functional.differentiable import recurrent
 from gatewise.functional.resets import check_resets
 from gatewise.nn import init
-from gatewise.nn.arguments import check_cell, check_compiled, check_flag, check_sizes, check_step, refuse_script
+from gatewise.nn.arguments import check_cell, check_compiled, check_flag, check_step, checked_sizes, refuse_script
 from gatewise.nn.recurrent_matrix import check_structure, initialise_, matrix_of, shapes_of
 from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
 from gatewise.nn.symbolic import recorded
@@ -87,7 +87,7 @@ class RecurrentCell(nn.Module):
     ) -> None:
         super().__init__()
         check_cell(cell)
-        check_sizes(input_size, hidden_size)
+        input_size, hidden_size, *_ = checked_sizes(input_size, hidden_size)
         bias = cell.bias if bias is None else bias
         check_flag("bias", bias)
         check_name(kernel, "kernel")
@@ -142,26 +142,29 @@ class RecurrentCell(nn.Module):
         if not isinstance(input, Tensor):
             return recorded(self, input, hx=hx, resets=resets)
         states = None if hx is None else checked_states(self.cell, hx)
-        check_step(input, states, self.input_size, self.hidden_size, self.weight_ih.dtype)
+        # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
+        w_ih = self.weight_ih
+        check_step(input, states, self.input_size, self.hidden_size, w_ih.dtype)
         if resets is not None:
             check_resets(resets, input.shape[:-1], "[B]" if input.dim() == 2 else "[]")
         check_compiled(self.cell)
         if input.dim() == 2:
-            return returned_states(self._step(input, states, resets))
+            return returned_states(self._step(input, states, resets, w_ih))
         rows = None if states is None else tuple([state.unsqueeze(0) for state in states])
-        found = self._step(input.unsqueeze(0), rows, None if resets is None else resets.unsqueeze(0))
+        found = self._step(input.unsqueeze(0), rows, None if resets is None else resets.unsqueeze(0), w_ih)
         return returned_states(tuple([state.squeeze(0) for state in found]))
 
-    def _step(self, x: Tensor, states: tuple[Tensor, ...] | None, resets: Tensor | None) -> tuple[Tensor, ...]:
+    def _step(
+        self, x: Tensor, states: tuple[Tensor, ...] | None, resets: Tensor | None, w_ih: Tensor
+    ) -> tuple[Tensor, ...]:
         given = None
         if states is not None:
             given = joined_states(self.cell, tuple([state.unsqueeze(0) for state in states]))
-        # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
         kinds = (*(("bias_ih", "bias_hh") if self.bias else ()), *self.cell.parameters)
         _, h, others = recurrent(
             x.unsqueeze(0),
             given,
-            (self.weight_ih, matrix_of(self), *[getattr(self, kind) for kind in kinds]),
+            (w_ih, matrix_of(self), *[getattr(self, kind) for kind in kinds]),
             lengths=None,
             batch_sizes=None,
             bidirectional=False,

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.nn import pytorch_layer, single_state, torchscript
-from gatewise.nn.arguments import check_sizes
+from gatewise.nn.arguments import checked_sizes
 from gatewise.nn.stream import stream
 from gatewise.nn.symbolic import recorded
 
@@ -183,9 +183,9 @@ class RNNCell(nn.RNNCell):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_sizes(input_size, hidden_size)
+        sizes = checked_sizes(input_size, hidden_size)
         _check_nonlinearity(nonlinearity)
-        super().__init__(input_size, hidden_size, bool(bias), nonlinearity, device, dtype)
+        super().__init__(sizes.input_size, sizes.hidden_size, bool(bias), nonlinearity, device, dtype)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """Compute one time step.

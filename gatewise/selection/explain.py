@@ -13,12 +13,15 @@ from gatewise.cells import Cell
 from gatewise.contract.capture import state as capture_state
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device, tf32_allowed
-from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
+from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
 from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
 from gatewise.contract.pytorch import cell_of
 from gatewise.selection.choose import decide, decide_by_prediction
 from gatewise.selection.explain_step import with_step
 from gatewise.selection.preference import AUTO, preference
+
+_SHOWN = 60
+"""The largest number of characters of a value in an error; of a longer one, the type is shown."""
 
 
 @runtime_checkable
@@ -68,7 +71,8 @@ def explain(
         lengths: The lengths of the sequences, or True for lengths on x's device.
         device: The device of the call: a device of this machine, the name of a GPU ("h200", see `Device.names()`), or a
             `Device`. Default: x's device, otherwise that of the module's weights.
-        dtype: The dtype of input and weights. Default: x's, otherwise that of the module's weights.
+        dtype: The dtype of input and weights. Default: x's, otherwise that of the module's weights; under autocast for
+            the device, the dtype to which it converts them.
         training: Whether a backward pass follows. Default: the module's mode.
         kernel: The kernel, as in the argument of a call. Default: the module's own.
         captured: Whether the call is captured in a CUDA graph inside `gatewise.for_cuda_graph`, so that only the
@@ -83,7 +87,8 @@ def explain(
         ArgumentError: `module` is not such a layer, or a size is not a non-negative integer.
         ShapeError: The shape does not fit the module.
         DtypeError: `dtype` is not a floating-point type of PyTorch.
-        DeviceError: The device cannot be probed (for example "meta"); give the name of a GPU instead.
+        DeviceError: The device cannot be probed (for example "meta"); give the name of a GPU instead. Or there is no
+            device or GPU of the name.
 
     Examples:
         >>> import gatewise
@@ -107,7 +112,7 @@ def explain(
     else:
         time, batch = (shape[1], shape[0]) if module.batch_first else (shape[0], shape[1])
     where = _device(device if device is not None else x.device if isinstance(x, Tensor) else weight.device)
-    number_type = dtype or (x.dtype if isinstance(x, Tensor) else weight.dtype)
+    number_type = dtype or _converted(x.dtype if isinstance(x, Tensor) else weight.dtype, where.kind)
     if not isinstance(number_type, torch.dtype) or not number_type.is_floating_point:
         raise DtypeError(sentence("dtype", "a floating-point type such as torch.float32", repr(number_type)))
     capture = "announced" if captured else ""
@@ -171,10 +176,18 @@ def _shape(x: Tensor | Sequence[int]) -> tuple[int, ...]:
     try:
         shape = tuple(operator.index(size) for size in x)
     except TypeError:
-        raise ArgumentError(sentence("x", "a tensor or a shape, integers", repr(x))) from None
+        got = repr(x) if len(repr(x)) <= _SHOWN else type(x).__name__
+        raise ArgumentError(sentence("x", "a tensor or a shape, integers", got)) from None
     if min(shape, default=0) < 0:
         raise ArgumentError(sentence("x", "a shape of sizes from 0 up", shape))
     return shape
+
+
+def _converted(dtype: torch.dtype, kind: str) -> torch.dtype:
+    """Return the dtype of a call, to which autocast converts input and weights of a dtype if it is on for a device."""
+    if dtype == torch.float64 or not dtype.is_floating_point or not torch.is_autocast_enabled(kind):
+        return dtype
+    return torch.get_autocast_dtype(kind)
 
 
 def _device(device: Device | torch.device | str) -> Device:
@@ -182,6 +195,11 @@ def _device(device: Device | torch.device | str) -> Device:
         return device
     if isinstance(device, str) and _described(device):
         return Device.named(device)
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        expectation = f"cpu, cuda, cuda:N or one of {', '.join(Device.names())}"
+        raise DeviceError(sentence("device", expectation, repr(device))) from None
     return Device.probe(device)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -55,6 +56,29 @@ class RunFolder:
         needed = (self.recipe, self.checkpoint) if self.model.exists() else (self.recipe,)
         own = self.manifest.files()
         return [file for file in needed if file not in own or not file.exists()]
+
+    def saved_tokenizer(self) -> str:
+        """Return the JSON document of the tokenizer, or of the vocabularies, of the run to resume.
+
+        Raises:
+            CheckpointError: The file is missing, cannot be read, or is damaged.
+        """
+        try:
+            document = self.tokenizer.read_text("utf-8")
+            json.loads(document)
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{self.path} has a checkpoint, but no {self.tokenizer.name}, which held its vocabulary. Start a new "
+                "run."
+            ) from None
+        except OSError as error:
+            advice = "Check its permissions, or start a new run."
+            raise CheckpointError(f"{self.tokenizer} cannot be read: {error.strerror}. {advice}") from error
+        except ValueError as error:  # of the encoding or of JSON
+            raise CheckpointError(
+                f"{self.tokenizer} is damaged: {error}. Use another copy, or start a new run."
+            ) from error
+        return document
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

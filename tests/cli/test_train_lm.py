@@ -312,6 +312,7 @@ def test_ctrl_c_says_how_to_go_on(gatewise, small, monkeypatch):
         (["--dropout", 1.5], "must be a probability in [0, 1)"),
         (["--device", "tpu"], "`--device` must be cpu, cuda or cuda:N, got 'tpu'"),
         (["--set", "sample.temperature=-1"], "`--set sample.temperature` must be 0 or more"),
+        (["--set", "sample.prompt=' '"], "`--set sample.prompt` must be a text of at least one token, got ' '."),
         (["--tokens", "syllable"], "`--tokens` must be one of"),
         (["--batch-size", 0], "`--batch-size` must be a positive integer"),
     ],

@@ -330,7 +330,7 @@ def test_a_run_without_its_vocabularies_or_of_other_text_does_not_go_on(gatewise
     RunFolder("run").tokenizer.unlink()
     answer = gatewise("train", "nmt", "--output", "run", "--resume")
     assert answer.status == 1
-    assert "held its vocabularies" in answer.err
+    assert "held its vocabulary" in answer.err
 
 
 def test_two_processes_train_one_model(small, tmp_path):

@@ -138,6 +138,7 @@ BAD = {
     "an infinity": (GOOD.replace("b,1,2,-2", "b,1,1e60,-2"), "row 4: the feature 'x' is 1e+60, not a finite"),
     "a time that is none": (GOOD.replace("b,1", "b,soon"), "row 4: 'time' is 'soon', not a number."),
     "a NaN for a time": (GOOD.replace("b,1", "b,nan"), "row 4: the time is missing. Fill it in."),
+    "an infinite time": (GOOD.replace("b,1", "b,inf"), "row 4: the time is inf, not a finite number."),
     "a gap": (
         GOOD.replace("b,3", "b,4"),
         "row 6: the sequence 'b' goes from time 2 to 4, where steps of 1 are usual. Fill the gap in, or",
@@ -195,7 +196,10 @@ def test_labels_of_a_regression_are_numbers(read):
     assert read(text, numbers=True).labels.tolist() == [1.5, -2.0]
     assert "row 2: 'label' is 'up', not a number" in refusal(lambda: read(GOOD, numbers=True))
     infinite = GOOD.replace("up", "inf").replace("down", "-2")
-    assert "row 2: the label is not a finite number" in refusal(lambda: read(infinite, numbers=True))
+    limits = "the label is not a finite number of float32, but"
+    assert f"row 2: {limits} inf" in refusal(lambda: read(infinite, numbers=True))
+    large = GOOD.replace("up", "1.5").replace("down", "-1e39")
+    assert f"row 3: {limits} -1e+39" in refusal(lambda: read(large, numbers=True))
 
 
 def test_bad_parquet_is_refused(tmp_path):
@@ -221,6 +225,19 @@ def test_bad_parquet_is_refused(tmp_path):
     assert "has no rows of data" in refusal(lambda: read_sequences(path))
     path.write_bytes(path.read_bytes()[:-10])
     assert "cannot be read as Parquet" in refusal(lambda: read_sequences(path))
+
+
+def test_large_numbers_are_names_of_their_own(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    ids = [1e19, 1e19, 2e19, 3e20]  # beyond the integers of 64 bits
+    table = {"sequence": ids, "time": [0, 1, 5, 6], "x": [1.0, 2.0, 3.0, 4.0], "label": [-1e25, -1e25, 7.0, 8.0]}
+    parquet.write_table(pyarrow.table(table), tmp_path / "steps.parquet")
+    steps = read_sequences(tmp_path / "steps.parquet")
+    assert steps.lengths.tolist() == [2, 1, 1]
+    assert [int(name) for name in steps.ids] == [int(1e19), int(2e19), int(3e20)]
+    assert [float(name) for name in steps.labels] == [-1e25, 7.0, 8.0]
 
 
 def test_dates_in_parquet_are_times(tmp_path):
@@ -263,6 +280,10 @@ def test_bad_npz_is_refused(tmp_path):
     np.savez(path, x=x, y=np.array([0.5, np.nan]))
     for numbers in (True, False):
         assert "sequence 1: the label is nan" in refusal(lambda: read_sequences(path, numbers=numbers))  # noqa: B023
+    np.savez(path, x=x, y=np.array([0.5, 1e39]))
+    assert "sequence 1: the label is 1e+39" in refusal(lambda: read_sequences(path, numbers=True))
+    np.savez(path, x=missing.reshape(6, 2), y=y, lengths=np.array([3, 3], dtype=np.uint64))
+    assert "sequence 1, step 2: feature 0 is nan" in refusal(lambda: read_sequences(path))
     np.savez(path, x=x, y=np.array(["a", "b"]))
     assert "`y` must hold numbers, got <U1" in refusal(lambda: read_sequences(path, numbers=True))
     path.write_bytes(b"PK\x03\x04 cut off")

@@ -54,6 +54,18 @@ def test_backward_runs_no_forward(module, call, kernel, monkeypatch):
         torch.testing.assert_close(flat(gradients), list(expected), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN")
+@pytest.mark.parametrize("forward", [False, True])
+def test_onednn_may_be_switched_on_or_off_between_the_passes(module, call, forward):
+    module = module.float()
+    x, state, above, expected = [each.float() if torch.is_tensor(each) else [t.float() for t in each] for each in call]
+    with torch.backends.mkldnn.flags(enabled=forward):
+        _, saved = functional.forward(x, state, module.all_weights, bidirectional=True, kernel="aten")
+    with torch.backends.mkldnn.flags(enabled=not forward):
+        gradients = functional.backward(saved, above[0], above[1:])
+    torch.testing.assert_close(flat(gradients), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("first", "second"), [("eager", "aten"), ("aten", "eager")])
 @pytest.mark.parametrize("by", ["argument", "block"])
 def test_another_kernel_repeats_the_forward_with_one_warning(module, call, first, second, by):

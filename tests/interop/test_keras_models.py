@@ -57,6 +57,7 @@ STACKS = {
     "names against the order": lambda: functional(named_against_their_order),
     "a function in a function": lambda: functional(in_a_function_of_its_own),
     "twelve layers": lambda: sequential(*(lstm() for _ in range(12))),
+    "names of directions": lambda: sequential(lstm(name="forward"), lstm(name="backward")),
 }
 
 
@@ -78,12 +79,18 @@ NO_STACKS = {
     "another recurrent layer between": lambda: sequential(lstm(), layers.GRU(3, return_sequences=True), lstm()),
     "the last output only": lambda: sequential(layers.LSTM(3), layers.RepeatVector(4), lstm()),
     "a layer called twice": lambda: functional(lambda inputs: _twice(lstm(), lstm(), inputs)),
+    "states of the layer below": lambda: functional(_with_states),
     "a layer of other sequences": lambda: sequential(layers.TimeDistributed(layers.LSTM(3)), lstm(), shape=(4, 5, 3)),
 }
 
 
 def _twice(one, other, inputs):
     return other(one(one(inputs)))
+
+
+def _with_states(inputs):
+    outputs, *states = lstm(return_state=True)(inputs)
+    return lstm()(outputs, initial_state=states)
 
 
 @WHOLE
@@ -121,6 +128,15 @@ def test_weights_are_stacked_by_the_numbers_in_the_file_and_not_by_names(tmp_pat
     # The older file has the same order, but nothing that tells whether it, or the numbers, are the order of the model.
     with pytest.raises(ArgumentError, match=r"numbered in the order of the model.*got lstm_8.*lstm_7"):
         convert_file(tmp_path / "model.h5", files[1], "keras", "torch", stack=True)
+
+
+def test_layers_of_a_weights_file_are_not_taken_for_directions_by_their_names(tmp_path):
+    sequential(lstm(name="forward"), lstm(name="backward")).save_weights(tmp_path / "model.weights.h5")
+    done = convert_file(tmp_path / "model.weights.h5", tmp_path / "lstm.npz", "keras", "torch")
+    assert [f"{stack.name}: {stack.directions}" for stack in done.stacks] == ["forward: 1", "backward: 1"]
+    sequential(layers.Bidirectional(lstm(), name="backward")).save_weights(tmp_path / "model.weights.h5")
+    done = convert_file(tmp_path / "model.weights.h5", tmp_path / "lstm.npz", "keras", "torch")
+    assert [stack.directions for stack in done.stacks] == [2]
 
 
 OPTIONS = {

@@ -377,3 +377,38 @@ def test_optimizer_and_trained_result_equal_torch():
             (layer(x)[0] - target).square().mean().backward()
             optimizer.step()
     same(dict(ours.named_parameters()), dict(theirs.named_parameters()))
+
+
+class Counting(nn.Module):
+    """A parametrization that counts its computations."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def forward(self, weight):
+        self.count += 1
+        return weight
+
+
+@pytest.mark.parametrize("kind", ["ih", "hh"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LSTM(5, 4, num_layers=2),
+        lambda: gatewise.GRU(5, 4, bidirectional=True),
+        lambda: gatewise.Recurrent(gatewise.cells.MGU(), 5, 4),
+        lambda: gatewise.LSTMCell(5, 4),
+        lambda: gatewise.RNNCell(5, 4),
+        lambda: gatewise.RecurrentCell(gatewise.cells.MGU(), 5, 4),
+    ],
+)
+def test_a_call_computes_a_parametrized_weight_once(make, kind):
+    module = make()
+    is_cell = isinstance(module, nn.RNNCellBase | gatewise.RecurrentCell)
+    counting = Counting()
+    parametrize.register_parametrization(module, f"weight_{kind}" + ("" if is_cell else "_l0"), counting)
+    counting.count = 0
+    for calls in (1, 2):
+        module(torch.randn(2, 5) if is_cell else torch.randn(3, 2, 5))
+        assert counting.count == calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -81,6 +82,19 @@ def test_every_attribute_of_pytorchs_layer_has_its_value(name, form):
     assert compared > 20
 
 
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN", *CELLS])
+def test_sizes_may_be_integers_of_numpy(name):
+    sizes = np.array([3, 4])
+    options = {} if name in CELLS else {"num_layers": np.int64(2)}
+    options |= {"proj_size": np.int8(2)} if name == "LSTM" else {}
+    layer = getattr(gatewise, name)(*sizes, **options)
+    plain = getattr(nn, name)(3, 4, **{option: int(value) for option, value in options.items()})
+    assert repr(layer) == repr(plain)
+    plain.load_state_dict(layer.state_dict())
+    x = X[0] if name in CELLS else X
+    same(layer(x), plain(x))
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_methods_of_pytorchs_layer_work(name):
     theirs, ours = twins(name, **FORM)
@@ -139,6 +153,12 @@ def delete_a_name(layer):
     del layer.weight_hh_l0  # PyTorch's layer goes on with the tensor in its list
 
 
+def replace_by_a_buffer(layer):
+    weight = layer.weight_hh_l0.detach() * -2
+    del layer.weight_hh_l0
+    layer.register_buffer("weight_hh_l0", weight)
+
+
 def load_by_assignment(layer):
     layer.load_state_dict({name: value * -2 for name, value in layer.state_dict().items()}, assign=True)
 
@@ -151,6 +171,7 @@ CHANGES = [
     replace_the_list,
     replace_the_list_and_a_name,
     delete_a_name,
+    replace_by_a_buffer,
     load_by_assignment,
 ]
 
@@ -168,6 +189,29 @@ def test_weights_that_a_program_assigns_are_used_and_shown(name, change):
     if change is not delete_a_name:
         assert not torch.equal(found[0], before[0])
         same(ours.all_weights, theirs.all_weights)
+
+
+@pytest.mark.parametrize("change", [replace_by_name, replace_by_a_computed_tensor, load_by_assignment])
+@pytest.mark.parametrize("name", LAYERS)
+def test_listed_tensors_that_a_program_assigns_are_used_after_a_call_with_replaced_weights(name, change):
+    theirs, ours = twins(name)
+    for layer in (theirs, ours):
+        change(layer)
+    before = ours(X)
+    same(before, theirs(X))
+    for layer in (theirs, ours):
+        replace_the_list(layer)
+    found = ours(X)
+    same(found, theirs(X))
+    assert not torch.equal(found[0], before[0])
+
+
+def test_references_that_a_conversion_has_left_out_keep_no_weight():
+    _, ours = twins("LSTM")
+    before = ours(X)
+    ours._flat_weight_refs = []  # as after a conversion that failed midway
+    replace_in_the_dictionary(ours)
+    assert not torch.equal(ours(X)[0], before[0])
 
 
 @pytest.mark.parametrize("change", CHANGES)

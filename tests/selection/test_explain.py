@@ -56,6 +56,25 @@ def test_what_is_explained_is_what_runs():
     assert gatewise.explain(module.eval(), (5, 3, 8)).problem.dropout == 0
 
 
+def test_autocast_counts_as_in_the_call(monkeypatch):
+    layer, x = gatewise.LSTM(8, 16), torch.randn(5, 3, 8)
+
+    def dtype(given, **options):
+        return gatewise.explain(layer, given, **options).problem.dtype
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for given in (x, x.half(), (5, 3, 8)):
+            assert dtype(given) is layer(x)[0].dtype is torch.bfloat16
+        assert gatewise.explain(layer.stream(3), (3, 8)).problem.dtype is torch.bfloat16
+        assert dtype(x.double()) is torch.float64
+        assert dtype(x, dtype=torch.float16) is torch.float16
+        assert dtype((5, 3, 8), device="h200") is torch.float32  # autocast is off for GPUs
+    # Without a GPU, PyTorch does not switch autocast on for GPUs.
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
+    assert dtype((5, 3, 8), device="h200") is torch.get_autocast_dtype("cuda")
+    assert dtype(x) is torch.float32
+
+
 def test_a_torch_module_is_explained_as_after_accelerate():
     assert gatewise.explain(torch.nn.LSTM(8, 16), (5, 3, 8)).chosen == "aten"
 
@@ -73,6 +92,11 @@ def test_bad_arguments_say_what_to_give(lstm):
         gatewise.explain(lstm, (100, 64, 512))
     with pytest.raises(ArgumentError, match="h200, h100"):
         Device.named("h2000")
+    with pytest.raises(DeviceError, match=r"`device` must be cpu, cuda, cuda:N or one of h200, h100, .* got 'h2000'"):
+        gatewise.explain(lstm, (100, 64, 512), device="h2000")
+    packed = torch.nn.utils.rnn.pack_sequence([torch.zeros(3, 512)])
+    with pytest.raises(ArgumentError, match=r"`x` must be a tensor or a shape, integers, got PackedSequence\."):
+        gatewise.explain(lstm, packed, device="h200")
 
 
 @pytest.mark.parametrize(

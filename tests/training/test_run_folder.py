@@ -221,3 +221,16 @@ def test_a_folder_with_any_file_of_a_run_holds_a_run_which_may_lack_what_resumin
     with folder.locked():
         pass
     assert folder.manifest.path.exists()
+
+
+@pytest.mark.parametrize("damage", [bytes(range(128, 256)), b'{"kind": "wo', b""])
+def test_a_damaged_tokenizer_is_named(tmp_path, damage):
+    folder = RunFolder(tmp_path)
+    folder.tokenizer.write_text('{"kind": "byte"}')
+    assert folder.saved_tokenizer() == '{"kind": "byte"}'
+    folder.tokenizer.write_bytes(damage)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is damaged: .* Use another copy, or start a new run\."):
+        folder.saved_tokenizer()
+    folder.tokenizer.unlink()
+    with pytest.raises(CheckpointError, match=r"has a checkpoint, but no tokenizer\.json, which held its vocabulary\."):
+        folder.saved_tokenizer()

@@ -114,7 +114,7 @@ def convert_file(
         for read in _read(source):
             refuse_overwriting({"the target": written}, {"the source": read})
     content = read_content(source)
-    found = find_stacks(content.tensors, source_layout, layers)
+    found = find_stacks(content.tensors, source_layout, layers, content.are_apart)
     stacks = arranged(found.stacks, content, source_layout, layers=layers, pair=pair, stack=stack, ordered=kind.ordered)
     kind.write(target, stacks, target_layout)
     return Conversion(stacks, found.left)

@@ -98,7 +98,7 @@ def read_hdf5(path: Path, content: IO[bytes] | None = None, model: Mapping[str, 
             else:
                 found, layers = _numbered(file, known)
             tensors = {name: _tensor(name, dataset) for name, dataset in found if dataset.dtype.kind in "fiubV"}
-            return Content(tensors, layers, model is not None)
+            return Content(tensors, layers, model is not None, apart=True)
     except (OSError, KeyError, RuntimeError, ValueError, AttributeError, TypeError) as error:
         raise CheckpointError(
             f"{path} is truncated or not an HDF5 file of Keras ({error}). Take another copy."
@@ -221,7 +221,8 @@ def _numbered(file: Any, known: tuple[Description, ...]) -> tuple[list[tuple[str
     if known:
         with_owners = [(layer, paths.get(layer.places[-1])) for layer in known]
     else:
-        with_owners = [(Description((path,)), owner) for path, owner in paths.items()]
+        inner = {"forward_layer", "backward_layer"}
+        with_owners = [(Description((path,)), owner) for path, owner in paths.items() if not inner & set(path)]
     return found, tuple(
         layer
         if owner is None

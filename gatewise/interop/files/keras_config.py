@@ -154,8 +154,8 @@ def _source(call: Any) -> str | None:
     Keras 3 stores the arguments of the call, earlier versions a list of tensors; a layer's further outputs are states.
     """
     histories = list(_tensors(call.get("args", ()))) if isinstance(call, Mapping) else [entry[:3] for entry in call]
-    if isinstance(call, Mapping) and len(call.get("args", ())) > 1:
-        return None
+    if isinstance(call, Mapping) and (len(call.get("args", ())) > 1 or any(_tensors(call.get("kwargs")))):
+        return None  # such as an initial state
     return str(histories[0][0]) if len(histories) == 1 and list(histories[0][1:]) == [0, 0] else None
 
 
@@ -163,6 +163,8 @@ def _tensors(value: Any) -> Iterator[Sequence[Any]]:
     if isinstance(value, Mapping):
         if value.get("class_name") == "__keras_tensor__":
             yield value["config"]["keras_history"]
+        else:
+            yield from _tensors(list(value.values()))
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)

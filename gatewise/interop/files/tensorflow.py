@@ -81,7 +81,7 @@ def read_checkpoint(path: Path) -> Content:
     model = _saved_config(prefix)
     if model is not None:
         known = (layer._replace(places=(*layer.places, layer.places[0][-1:])) for layer in described(model))
-        return Content(tensors, tuple(known), connected=True)
+        return Content(tensors, tuple(known), connected=True, apart=True)
     in_lists = any(_LISTED.search(name) for name in arrays)
     return Content(tensors, tuple(Description((place,)) for place in places) if in_lists else ())
 

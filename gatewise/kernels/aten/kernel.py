@@ -149,7 +149,8 @@ class _Aten:
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
-        if onednn.takes(problem, Device.probe(inputs.x.device)):
+        # The settings by which the forward pass chose an algorithm may have changed since.
+        if onednn.has_kept(result):
             return stack.backward(problem, inputs, result, gradients, needs, onednn.layer_backward)
         return native.backward(problem, inputs, result, gradients, needs)
 

@@ -73,6 +73,11 @@ def kept(problem: Problem) -> tuple[TensorSpec, ...]:
     return (*outputs, *[*[workspace] * directions, *[state] * (2 * directions)] * problem.num_layers)
 
 
+def has_kept(result: Result) -> bool:
+    """Return whether the forward pass that kept the tensors of a result ran on oneDNN; only workspaces are bytes."""
+    return any(tensor.dtype is torch.uint8 for tensor in result.kept)
+
+
 def layer_forward(problem: Problem, layer: Layer) -> Result:
     """Run the forward pass of one layer; keep the workspaces, hidden states and cell states of all directions."""
     x = layer.x.contiguous()
