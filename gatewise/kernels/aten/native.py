@@ -42,23 +42,15 @@ def forward(problem: Problem, inputs: Inputs) -> Result:
     return Result(y, h_n, c_n, (*outputs, *leaves))
 
 
-def recorded(problem: Problem, inputs: Inputs) -> Result:
-    """Run PyTorch's operator, with oneDNN by PyTorch's own rules, so that autograd can record it."""
-    if inputs.x.is_cuda:
-        avoided, switch = torch._C._get_cudnn_enabled(), torch._C._set_cudnn_enabled
-    else:
-        avoided = onednn.is_slower(problem) and torch._C._get_mkldnn_enabled()
-        switch = torch._C._set_mkldnn_enabled
-        if inputs.batch_sizes is not None and runs.are_chosen(problem, inputs.batch_sizes):
-            return runs.call(problem, inputs)
-    if not avoided:
-        return operators.call(problem, inputs)
-    # PyTorch has no argument for this, only a process-wide setting, which is restored immediately.
-    switch(False)
-    try:
-        return operators.call(problem, inputs)
-    finally:
-        switch(True)
+def recorded(problem: Problem, inputs: Inputs) -> Result | None:
+    """Run PyTorch's operator, with oneDNN by PyTorch's own rules, so that autograd can record it.
+
+    On a GPU this function returns None if some outputs do not depend on all weights, such as the states of the first of
+    two layers. Autograd would compute no gradients of the other weights, where cuDNN, on which `torch.nn.LSTM` runs,
+    returns zeros; `torch.nn.parallel.DistributedDataParallel` needs a gradient of every weight.
+    """
+    apart = problem.num_layers > 1 or problem.num_directions > 1 or problem.proj_size > 0
+    return None if inputs.x.is_cuda and problem.needs_grad and apart else _called(problem, inputs)
 
 
 def backward(
@@ -93,4 +85,22 @@ def backward(
 
 
 def _run(problem: Problem, inputs: Inputs) -> Result:
-    return stack.layer_after_layer(problem, inputs, recorded) if problem.dropout else recorded(problem, inputs)
+    return stack.layer_after_layer(problem, inputs, _called) if problem.dropout else _called(problem, inputs)
+
+
+def _called(problem: Problem, inputs: Inputs) -> Result:
+    if inputs.x.is_cuda:
+        avoided, switch = torch._C._get_cudnn_enabled(), torch._C._set_cudnn_enabled
+    else:
+        avoided = onednn.is_slower(problem) and torch._C._get_mkldnn_enabled()
+        switch = torch._C._set_mkldnn_enabled
+        if inputs.batch_sizes is not None and runs.are_chosen(problem, inputs.batch_sizes):
+            return runs.call(problem, inputs)
+    if not avoided:
+        return operators.call(problem, inputs)
+    # PyTorch has no argument for this, only a process-wide setting, which is restored immediately.
+    switch(False)
+    try:
+        return operators.call(problem, inputs)
+    finally:
+        switch(True)
