@@ -52,6 +52,10 @@ __device__ __forceinline__ void store_exchanged(Value* to, u32 word) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }
 
+__device__ __forceinline__ void store_exchanged_if(bool wanted, Value* to, u32 word) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\t@p st.relaxed.gpu.global.u32 [%0], %1;\n\t}" ::"l"(to), "r"(word), "r"((int)wanted) : "memory");
+}
+
 __device__ __forceinline__ void store_exchanged(Value* to, uint2 words) {
     asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(to), "r"(words.x), "r"(words.y) : "memory");
 }
@@ -66,6 +70,14 @@ __device__ __forceinline__ bool is_unwritten(uint4 words) {
 
 __device__ __forceinline__ bool is_unwritten(uint2 words) { return max(words.x, words.y) == UNWRITTEN; }
 __device__ __forceinline__ bool is_unwritten(u32 value) { return (Value)value == (Value)UNWRITTEN; }
+
+// Waits until PAUSE clock cycles have passed since `clock64()` was `stored`, when a block stored its values: loads of the values
+// of other blocks that begin earlier do not find them, and have to be repeated.
+#ifdef PAUSE
+__device__ __forceinline__ void pause_since(long long stored) {
+    while (clock64() - stored < PAUSE) {}
+}
+#endif
 
 // Counts the polls of a wait. Beyond the limit the block gives up, so that a missing block can never hang the device. A block
 // that gave up does not wait again: it reads the pattern, which is a NaN, and all its further results are NaN, too.

@@ -30,6 +30,12 @@ __device__ __forceinline__ void prefetch_gates(const Value* at) {
     prefetch(at), prefetch(at + HIDDEN), prefetch(at + 2 * HIDDEN), prefetch(at + 3 * HIDDEN);
 }
 
+// Prefetches gates if `wanted`, and if the unit is the first one in a sector of the cache, which has 32 bytes.
+__device__ __forceinline__ void prefetch_gates_if(bool wanted, int unit, const Value* at) {
+    wanted = wanted && (unit & 7) == 0;
+    prefetch_if(wanted, at), prefetch_if(wanted, at + HIDDEN), prefetch_if(wanted, at + 2 * HIDDEN), prefetch_if(wanted, at + 3 * HIDDEN);
+}
+
 // The same for gates that other blocks wait for.
 __device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) {
     return make_uint4(load_exchanged_value(at), load_exchanged_value(at + HIDDEN), load_exchanged_value(at + 2 * HIDDEN), load_exchanged_value(at + 3 * HIDDEN));
@@ -67,10 +73,10 @@ __device__ __forceinline__ FourGates exchanged(Gates grad, bool active) {
     return make_uint4(word(grad.x), word(grad.y), word(grad.z), word(grad.w));
 }
 
-__device__ __forceinline__ void store_exchanged_gates(Value* plane, int row, int unit, FourGates words) {
-    Value* const to = plane + (u32)(row * 4 * HIDDEN + unit);
-    store_exchanged(to, words.x), store_exchanged(to + HIDDEN, words.y);
-    store_exchanged(to + 2 * HIDDEN, words.z), store_exchanged(to + 3 * HIDDEN, words.w);
+// Stores them if `wanted`; `at` is the place of the cell's gates, as by `gates_place`.
+__device__ __forceinline__ void store_exchanged_gates_if(bool wanted, Value* at, FourGates words) {
+    store_exchanged_if(wanted, at, words.x), store_exchanged_if(wanted, at + HIDDEN, words.y);
+    store_exchanged_if(wanted, at + 2 * HIDDEN, words.z), store_exchanged_if(wanted, at + 3 * HIDDEN, words.w);
 }
 
 // Replaces the gate sums in four words, one word for each gate, by what a function returns for the sums of a unit and its index
@@ -92,6 +98,9 @@ __device__ __forceinline__ u32 gates_place(int row, int unit) {
 __device__ __forceinline__ FourGates load_gates(const Value* at) { return *(const uint2*)at; }
 __device__ __forceinline__ void store_gates(Value* at, FourGates gates) { *(uint2*)at = gates; }
 __device__ __forceinline__ void prefetch_gates(const Value* at) { prefetch(at); }
+
+// Prefetches gates if `wanted`, and if the four units are the first ones in a sector of the cache, which has 32 bytes.
+__device__ __forceinline__ void prefetch_gates_if(bool wanted, int unit, const Value* at) { prefetch_if(wanted && (unit & 12) == 0, at); }
 
 // The same for gates that other blocks wait for.
 __device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) { return load_exchanged_word_pair(at); }
@@ -117,11 +126,13 @@ __device__ __forceinline__ FourGates exchanged(Gates grad, bool active) {
     return paired(active ? narrowed(grad) : four_zeros());
 }
 
-// The first of two neighbouring lanes stores the first two gates of both units, the second one the last two.
-__device__ __forceinline__ void store_exchanged_gates(Value* plane, int row, int unit, FourGates words) {
-    Value* const to = plane + (u32)(row * 4 * HIDDEN + (threadIdx.x & 1) * 2 * HIDDEN + (unit & ~1));
-    store_exchanged(to, words.x);
-    store_exchanged(to + HIDDEN, words.y);
+// Stores them if `wanted`; `at` is the place of the cell's gates, as by `gates_place`. The first of two neighbouring lanes stores
+// the first two gates of both units, the second one the last two.
+__device__ __forceinline__ void store_exchanged_gates_if(bool wanted, Value* at, FourGates words) {
+    const int lane = threadIdx.x & 3;
+    Value* const to = at + (lane & 1) * 2 * HIDDEN - lane * HIDDEN + (lane & 2);
+    store_exchanged_if(wanted, to, words.x);
+    store_exchanged_if(wanted, to + HIDDEN, words.y);
 }
 
 // Replaces the gate sums in four words, one word for each gate, by what a function returns for the sums of a unit and its index

@@ -175,30 +175,48 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
         Inputs input[CELLS], coming[CELLS];  // the values for the next step, and for the one after it, as loaded
         // Only the state before a step is loaded: the state after it is the one that was `before` of the step visited last.
         auto own_state = [&](Place at) { return (direction * p.batch + ends.place(at.row)) * (size_t)SIZE + first_unit + at.unit; };
-        auto is_real = [&](Place at) { return first_unit + at.unit < SIZE; };
-        auto dy_column = [&](Place at) { return (u32)(ends.place(at.row) * p.row * p.directions * dy_width + first_unit + at.unit); };
-        auto load_above = [&](const Value* at) -> u32 { return STACKED ? load_exchanged_value(at) : *at; };
+        auto is_real = [&](Place at) { return is_unit(first_unit + at.unit); };
+        auto dy_column = [&](int cell, Place at) -> u32 {
+            const int unit = unit_with_place(first_unit + at.unit);
+            if (dy_width == HIDDEN) return p.directions * (own[cell] - unit) + unit;
+            return ends.place_in_batch(at) * p.row * p.directions * dy_width + min(unit, dy_width - 1);
+        };
+        // Every cell loads something at every step, although it is not used after the last step and in cells without a row or a
+        // unit: branches and predicates would take longer than the loads, and make some threads wait for them at once.
         auto load = [&](int cell, int step) -> Inputs {
-            const int t = reverse ? step : steps - 1 - step;
-            if (between || !inside[cell] || step >= steps) return {four_zeros(), 0, 0};
             const Place at = place_of(cell);
-            const bool first = reverse ? t + 1 >= ends.of(at.row) : t == 0;
-            const Value* const before = first ? p.c0 + own_state(at) : step_of(cells, reverse ? t + 1 : t - 1, step_values) + own[cell];
-            return {load_gates(step_of(gates, t, 4 * step_values) + four_own[cell]), !first || is_real(at) ? *before : 0u,
-                    dy && is_real(at) ? load_above(step_of(dy, t, dy_step_values) + dy_column(at)) : 0u};
+            const int t = max(0, min(reverse ? step : steps - 1 - step, steps - 1)), beside = reverse ? min(t + 1, p.time - 1) : max(t - 1, 0);
+#if STACKED
+            const bool read = dy && !between && inside[cell] && step < steps && is_real(at);
+            const u32 above = read ? load_exchanged_value(step_of(dy, t, dy_step_values) + dy_column(cell, at)) : 0u;
+#else
+            const u32 above = step_of(dy ? dy : gates, t, dy_step_values)[dy_column(cell, at)];
+#endif
+            return {load_gates(step_of(gates, t, 4 * step_values) + four_own[cell]), step_of(cells, beside, step_values)[own[cell]], above};
+        };
+        // The states before a row's first step are initial states. They replace what was loaded only in that step, because a
+        // conditional assignment right after the loads would wait for these.
+        auto load_initial_states = [&](int step) {
+            if (!(RAGGED && reverse) && step + 1 != steps) return;
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell) {
+                const Place at = place_of(cell);
+                if (!inside[cell] || (RAGGED && reverse && step + 1 != ends.of(at.row))) continue;
+                input[cell].before = is_real(at) ? p.c0[own_state(at)] : 0u;
+            }
         };
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
             const Place at = place_of(cell);
-            const int unit = first_unit + at.unit, n = ends.place(at.exists ? at.row : 0);
+            const int unit = first_unit + at.unit, n = ends.place_in_batch(at);
             inside[cell] = at.exists && has_place(unit) && first_row + at.row < p.batch;
-            own[cell] = n * p.row * HIDDEN + unit;
-            four_own[cell] = gates_place(n * p.row, unit);
+            own[cell] = n * p.row * HIDDEN + unit_with_place(unit);
+            four_own[cell] = gates_place(n * p.row, unit_with_place(unit));
             const int end = inside[cell] ? ends.of(at.row) : 0;
             dc[cell] = !CARRIES_HIDDEN && inside[cell] && is_real(at) && p.dc_n ? widened(p.dc_n[own_state(at)]) : 0.f;
             cell_now[cell] = end ? step_of(cells, reverse ? 0 : end - 1, step_values)[own[cell]] : 0u;
             input[cell] = load(cell, 0);
-            input[cell].gates = gathered(input[cell].gates);
+            if (EARLIER == 2) input[cell].gates = gathered(input[cell].gates);
             if (EARLIER == 2) coming[cell] = load(cell, 1);
         }
         auto row_at = [&](int row, int step) -> Row {
@@ -226,6 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                 while (__any_sync(EVERY_LANE, is_unwritten(input[cell].dy)) && patience.is_left()) input[cell].dy = load(cell, step).dy;
             }
 #endif
+            load_initial_states(step);
             finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
             if (between) begin_product(words, row_at, step + 1);  // these loads delay no other block
             __syncthreads();
@@ -244,6 +263,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
 #endif
             // First the arithmetic that does not depend on data that is waited for.
             Slopes slope[CELLS];
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell)
+                if (EARLIER == 1 && warp_owns(cell)) input[cell].gates = gathered(input[cell].gates);
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
 #if CELL_MASKS
@@ -310,17 +332,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                     if (!CARRIES_HIDDEN) p.dc0[own_state(at)] = (Value)canonical(dc[cell]);
                 }
                 const Inputs& in = input[cell];
+                const float dy_of_unit = dy && is_real(at) ? widened(in.dy) : 0.f;
                 float carried = dc[cell];
 #if ZONES_HIDDEN
                 // Where zoneout keeps the hidden state, its gradient passes by the step.
-                const float above = recurrent + widened(in.dy), all = CARRIES_HIDDEN ? above + carried : above;
+                const float above = recurrent + dy_of_unit, all = CARRIES_HIDDEN ? above + carried : above;
                 const float keeps = masks.of(cell).keeps_hidden(), changes = 1.f - keeps;
                 if (CARRIES_HIDDEN) carried *= changes;
                 const Gates grad = adjoint(slope[cell], changes * above, carried);
                 if (active) dh[cell] = CARRIES_HIDDEN ? 0.f : keeps * all;
                 if (CARRIES_HIDDEN) carried += keeps * all;
 #else
-                const Gates grad = adjoint(slope[cell], recurrent + widened(in.dy), carried);
+                const Gates grad = adjoint(slope[cell], recurrent + dy_of_unit, carried);
 #endif
                 if (active) {
                     dc[cell] = carried, cell_now[cell] = in.before;
@@ -331,18 +354,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                 grads[cell] = exchanged(grad, active);
             }
 #pragma unroll
-            for (int cell = 0; cell < CELLS; ++cell)
-                if (inside[cell] && t >= 0 && t < steps) {
-                    const Place at = place_of(cell);
+            for (int cell = 0; cell < CELLS; ++cell) {
+                const bool stores = inside[cell] && t >= 0 && t < steps;
 #if STACKED
-                    if (between) {
-                        const u32 column = ends.place(at.row) * p.row * HIDDEN + first_unit + at.unit;
-                        if (lane % VALUES_PER_WORD == 0) store_exchanged(step_of(p.dy_between, t, step_values) + column, handed[cell]);
-                        continue;
-                    }
-#endif
-                    store_exchanged_gates(step_of(dgates, t, 4 * step_values), ends.place(at.row) * p.row, first_unit + at.unit, grads[cell]);
+                if (between) {
+                    if (stores && lane % VALUES_PER_WORD == 0) store_exchanged(step_of(p.dy_between, t, step_values) + own[cell], handed[cell]);
+                    continue;
                 }
+#endif
+                store_exchanged_gates_if(stores, step_of(dgates, t, 4 * step_values) + four_own[cell], grads[cell]);
+            }
+            const long long stored = clock64();
 #if EXACT
             // These sums take several operations, and no other block waits for them.
 #pragma unroll
@@ -353,16 +375,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;
                 input[cell] = EARLIER == 2 ? coming[cell] : load(cell, step + 1);
-                input[cell].gates = gathered(input[cell].gates);
+                if (EARLIER == 2) input[cell].gates = gathered(input[cell].gates);
                 if (EARLIER == 2) coming[cell] = load(cell, step + 2);
-                if (FETCHES && !between && inside[cell] && step + FETCHED_AHEAD < steps) {
+                if (FETCHES) {
+                    const Place at = place_of(cell);
                     const int later = reverse ? t + FETCHED_AHEAD : t - FETCHED_AHEAD;
-                    prefetch_gates(step_of(gates, later, 4 * step_values) + four_own[cell]);
-                    prefetch(step_of(cells, later, step_values) + own[cell]);
-                    if (dy && dy_is_there && is_real(place_of(cell))) prefetch(step_of(dy, later, dy_step_values) + dy_column(place_of(cell)));
+                    const bool wanted = !between && inside[cell] && step + FETCHED_AHEAD < steps;
+                    prefetch_gates_if(wanted, at.unit, step_of(gates, later, 4 * step_values) + four_own[cell]);
+                    prefetch_if(wanted && begins_sector<Value>(at), step_of(cells, later, step_values) + own[cell]);
+                    prefetch_if(wanted && begins_sector<Value>(at) && dy && dy_is_there && is_real(at), step_of(dy, later, dy_step_values) + dy_column(cell, at));
                 }
                 masks.advance(ends, first_unit, cell, reverse ? t + 1 : t - 1, reverse ? t + 2 : t - 2, reverse ? t + FETCHED_AHEAD : t - FETCHED_AHEAD);
             }
+            if (!between) pause_since(stored);
             if (!between) begin_product(words, row_at, step + 1);
             episodes.advance(ends, reverse ? t + 2 : t - 2, parity);
         }

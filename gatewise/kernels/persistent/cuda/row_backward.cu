@@ -156,23 +156,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
         Inputs input[CELLS], coming[CELLS];  // the values for the next step, and for the one after it, as loaded
         auto own_state = [&](Place at, int i) { return (((size_t)direction * p.batch + ends.place(at.row)) * CARRIED + i) * SIZE + first_unit + at.unit; };
         auto own_hidden = [&](Place at) { return ((size_t)direction * p.batch + ends.place(at.row)) * SIZE + first_unit + at.unit; };
-        auto is_real = [&](Place at) { return first_unit + at.unit < SIZE; };
-        auto dy_column = [&](Place at) { return (u32)(ends.place(at.row) * p.row * p.directions * SIZE + first_unit + at.unit); };
+        auto is_real = [&](Place at) { return is_unit(first_unit + at.unit); };
+        auto dy_column = [&](Place at) { return (u32)(ends.place_in_batch(at) * p.row * p.directions * SIZE + min(first_unit + at.unit, SIZE - 1)); };
         auto cells_at = [&](int t) { return cells + (size_t)t * step_values * CARRIED; };
+        // Every cell loads something at every step, as in backward.cu.
         auto load = [&](int cell, int step) -> Inputs {
-            const int t = reverse ? step : steps - 1 - step;
-            Inputs found = {four_zeros(), four_zeros(), {}, 0};
-            if (!inside[cell] || step >= steps) return found;
-            const Place at = place_of(cell);
-            const bool first = reverse ? t + 1 >= ends.of(at.row) : t == 0;
-            found.first = load_gates(step_of(gates, t, 4 * step_values) + four_own[cell]);
+            const int t = max(0, min(reverse ? step : steps - 1 - step, steps - 1)), beside = reverse ? min(t + 1, p.time - 1) : max(t - 1, 0);
+            Inputs found = {load_gates(step_of(gates, t, 4 * step_values) + four_own[cell]), four_zeros(), {}, 0};
             if (APART) found.second = load_gates(step_of(recurrent_sums, t, 4 * step_values) + four_own[cell]);
-            if (!is_real(at)) return found;
 #pragma unroll
-            for (int i = 0; i < CARRIED; ++i)
-                found.before[i] = first ? widened(p.c0[own_state(at, i)]) : cells_at(reverse ? t + 1 : t - 1)[own[cell] + i * HIDDEN];
-            if (dy) found.dy = step_of(dy, t, dy_step_values)[dy_column(at)];
+            for (int i = 0; i < CARRIED; ++i) found.before[i] = cells_at(beside)[own[cell] + i * HIDDEN];
+            found.dy = step_of(dy ? dy : gates, t, dy_step_values)[dy_column(place_of(cell))];
             return found;
+        };
+        // The states before a row's first step are initial states. They replace what was loaded only in that step, because a
+        // conditional assignment right after the loads would wait for these.
+        auto load_initial_states = [&](int step) {
+            if (!(RAGGED && reverse) && step + 1 != steps) return;
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell) {
+                const Place at = place_of(cell);
+                if (!inside[cell] || (RAGGED && reverse && step + 1 != ends.of(at.row))) continue;
+#pragma unroll
+                for (int i = 0; i < CARRIED; ++i) input[cell].before[i] = is_real(at) ? widened(p.c0[own_state(at, i)]) : 0.f;
+            }
         };
         auto arrived = [&](Inputs found) {
             found.first = gathered(found.first);
@@ -182,10 +189,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
             const Place at = place_of(cell);
-            const int unit = first_unit + at.unit, n = ends.place(at.exists ? at.row : 0);
+            const int unit = first_unit + at.unit, n = ends.place_in_batch(at);
             inside[cell] = at.exists && has_place(unit) && first_row + at.row < p.batch;
-            own[cell] = n * p.row * CARRIED * HIDDEN + unit;
-            four_own[cell] = gates_place(n * p.row, unit);
+            own[cell] = n * p.row * CARRIED * HIDDEN + unit_with_place(unit);
+            four_own[cell] = gates_place(n * p.row, unit_with_place(unit));
 #pragma unroll
             for (int i = 0; i < CARRIED; ++i)
                 dstate[cell][i] = inside[cell] && is_real(at) && p.dc_n ? widened(p.dc_n[own_state(at, i)]) : 0.f;
@@ -208,6 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
             const int t = reverse ? step : steps - 1 - step;
             float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
             units.quads = (TwoNumbers*)(partials + (parity ^ 1) * WARPS * PARTIAL_FLOATS);
+            load_initial_states(step);
             finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
             __syncthreads();
 #if SPLIT > 1
@@ -270,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
                 const bool begins = episodes.begins(at, parity);
                 load_stored(given[cell].sums, {widened(in.first), APART ? widened(in.second) : Gates{0.f, 0.f, 0.f, 0.f}});
 #pragma unroll
-                for (int i = 0; i < CARRIED; ++i) given[cell].states[i] = begins ? initial_state(i) : in.before[i];
+                for (int i = 0; i < CARRIED; ++i) given[cell].states[i] = begins ? initial_state(i) : is_real(at) ? in.before[i] : 0.f;
                 unit_values.load_parameters(given[cell], at.exists ? at.unit : 0);
 #if STEP_MASKS
 #pragma unroll
@@ -278,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
 #endif
 #pragma unroll
                 for (int i = 0; i < STATISTICS; ++i) found[cell][i] = statistics.of(row, i, parity);
-                above[cell].hidden = recurrent + widened(in.dy);
+                above[cell].hidden = recurrent + (dy && is_real(at) ? widened(in.dy) : 0.f);
 #pragma unroll
                 for (int i = 0; i < STATES; ++i) above[cell].states[i] = dstate[cell][i];
             }
@@ -292,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
                 const Place at = place_of(cell);
                 const Stored gradients = stored(grads[cell].sums);
                 const FourGates exchange = exchanged(APART ? gradients.second : gradients.first, active[cell]);
-                if (inside[cell]) store_exchanged_gates(step_of(dgates, t, 4 * step_values), ends.place(at.row) * p.row, first_unit + at.unit, exchange);
+                store_exchanged_gates_if(inside[cell], step_of(dgates, t, 4 * step_values) + four_own[cell], exchange);
             }
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
@@ -300,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
                 const Place at = place_of(cell);
                 if (APART) {
                     const FourGates gradients = exchanged(stored(grads[cell].sums).first, active[cell]);
-                    if (inside[cell]) store_exchanged_gates(step_of(dinput, t, 4 * step_values), ends.place(at.row) * p.row, first_unit + at.unit, gradients);
+                    store_exchanged_gates_if(inside[cell], step_of(dinput, t, 4 * step_values) + four_own[cell], gradients);
                 }
                 if (!active[cell]) continue;
 #pragma unroll
@@ -316,13 +324,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
                 if (!warp_owns(cell)) continue;
                 input[cell] = arrived(EARLIER == 2 ? coming[cell] : load(cell, step + 1));
                 if (EARLIER == 2) coming[cell] = load(cell, step + 2);
-                if (FETCHES && inside[cell] && step + FETCHED_AHEAD < steps) {
+                if (FETCHES) {
+                    const Place at = place_of(cell);
                     const int later = reverse ? t + FETCHED_AHEAD : t - FETCHED_AHEAD;
-                    prefetch_gates(step_of(gates, later, 4 * step_values) + four_own[cell]);
-                    if (APART) prefetch_gates(step_of(recurrent_sums, later, 4 * step_values) + four_own[cell]);
+                    const bool wanted = inside[cell] && step + FETCHED_AHEAD < steps;
+                    prefetch_gates_if(wanted, at.unit, step_of(gates, later, 4 * step_values) + four_own[cell]);
+                    if (APART) prefetch_gates_if(wanted, at.unit, step_of(recurrent_sums, later, 4 * step_values) + four_own[cell]);
 #pragma unroll
-                    for (int i = 0; i < CARRIED; ++i) prefetch(cells_at(later) + own[cell] + i * HIDDEN);
-                    if (dy && is_real(place_of(cell))) prefetch(step_of(dy, later, dy_step_values) + dy_column(place_of(cell)));
+                    for (int i = 0; i < CARRIED; ++i) prefetch_if(wanted && begins_sector<float>(at), cells_at(later) + own[cell] + i * HIDDEN);
+                    prefetch_if(wanted && begins_sector<Value>(at) && dy && is_real(at), step_of(dy, later, dy_step_values) + dy_column(at));
                 }
                 masks.advance(ends, first_unit, cell, reverse ? t + 1 : t - 1, reverse ? t + 2 : t - 2, reverse ? t + FETCHED_AHEAD : t - FETCHED_AHEAD);
             }

@@ -12,6 +12,8 @@ constexpr int UNITS_TOGETHER = UNITS * SPLIT;
 constexpr bool ONLY_UNITS = SIZE % UNITS_TOGETHER == 0 && SIZE == HIDDEN;
 __device__ __forceinline__ bool is_unit(int unit) { return ONLY_UNITS || unit < SIZE; }
 __device__ __forceinline__ bool has_place(int unit) { return HIDDEN % UNITS_TOGETHER == 0 || unit < HIDDEN; }
+// A unit, or one of the first four units if it has no place.
+__device__ __forceinline__ int unit_with_place(int unit) { return has_place(unit) ? unit : unit & 3; }
 
 // The number of steps by which a cell's inputs are loaded ahead. In float32 they need twice the registers, and the steps of
 // blocks with several cells a thread are long.
@@ -34,6 +36,10 @@ __device__ __forceinline__ Place place_of(int cell) {
     const int index = threadIdx.x + cell * THREADS;
     return {index / UNITS, index % UNITS, (cell + 1) * THREADS <= ROWS * UNITS || index < ROWS * UNITS};
 }
+
+// Whether a cell prefetches a tensor with one element for each unit: one in each sector of the cache, of 32 bytes, does.
+template <class Element>
+__device__ __forceinline__ bool begins_sector(Place at) { return (u32)at.unit % (32 / sizeof(Element)) == 0; }
 
 // Whether any lane of the warp computes the cell with this index; the same for all its lanes.
 __device__ __forceinline__ bool warp_owns(int cell) {
@@ -60,6 +66,12 @@ struct Ends {
 #else
         return first_row + row;
 #endif
+    }
+
+    // The same for a cell, or another batch row if the cell has none.
+    __device__ __forceinline__ int place_in_batch(Place at) const {
+        const int n = place(at.exists ? at.row : 0);
+        return RAGGED ? n : min(n, batch - 1);
     }
 
     __device__ __forceinline__ int of(int row) const {

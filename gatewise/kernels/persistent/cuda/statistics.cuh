@@ -166,8 +166,7 @@ struct RowUnits {
     // Waits until the pairs of other blocks, which store them at about the same time, have probably arrived: a load that comes
     // too early costs another round trip.
     __device__ __forceinline__ static void pause() {
-        const long long begin = clock64();
-        while (clock64() - begin < PAUSE) {}
+        pause_since(clock64());
     }
 
     // Stores the pairs of four neighbouring units, which four neighbouring lanes compute.

@@ -102,7 +102,9 @@ def launch_of(
     shape = driver.Shape(chosen.grid, chosen.warps * 32, chosen.shared_bytes, chosen.split)
 
     file = name if fused else f"row_{name}"
-    if not fused:
+    if fused:
+        macros["PAUSE"] = int(ranking.weights(device, "persistent pauses")[chosen.ranking])
+    else:
         macros["PAUSE"] = int(ranking.weights(device, "persistent statistics")["pause"])
 
     def compile_pass() -> bytes:
