@@ -13,10 +13,12 @@ from gatewise.kernels.persistent.launches import Tokens
 from gatewise.kernels.persistent.schedules import half_products
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.stack import Layer
+from gatewise.testing import relative_error
 from tests.kernels.persistent.emulation import write_operands
 
 UNIT = 2.0**-11  # the largest relative error of rounding to TF32, and to float16
-LEAST = 2.0**-38  # what more a term may lose, of the largest products of a token's gradient with another value
+LEAST = 2.0**-38  # what more a term may lose, of the largest product of a token's gradient with a value of its column
+SIZES = (1.0, 1e9, 1e-9, 1e12, 1e-30)  # of the columns of an input, in turn
 
 
 class Given:
@@ -103,8 +105,8 @@ class Given:
         of_x, largest = 0.0, []
         for own, weights, states in zip(self.dgates, self.weights, self.states_before(), strict=True):
             most = largest_of_tokens(own)
-            of_x = of_x + 4 * self.problem.hidden_size * most * float(weights.w_ih.abs().max())
-            largest += [tokens * float((most * largest_of_tokens(factor)).max()) for factor in (self.inputs(), states)]
+            of_x = of_x + 4 * self.problem.hidden_size * most * weights.w_ih.double().abs().amax(0)
+            largest += [tokens * (most * factor.double().abs()).amax((0, 1)) for factor in (self.inputs(), states)]
         names = "dx", *[f"d{name}[{n}]" for n in range(len(self.weights)) for name in ("w_ih", "w_hh")]
         sizes = self.expected(lambda factor: factor.double().abs())
         every = zip(names, self.found(), self.expected(), sizes, (of_x, *largest), strict=True)
@@ -128,6 +130,26 @@ def of_different_sizes(gradients, values, device="cpu"):
         tensor *= values
     given.x *= torch.logspace(0, -20, 13, base=2)
     return given
+
+
+def with_columns_of_different_size(sizes, directions, device="cpu"):
+    """Return factors whose columns are of very different size: inputs, input weights and hidden states."""
+    given, (*_, features, size) = Given(sizes, directions, device=device), sizes
+    for values in (given.x, *(own.w_ih for own in given.weights)):
+        values *= sizes_of_columns(features)
+    given.y *= sizes_of_columns(size).repeat(directions)
+    given.h0 *= sizes_of_columns(size)
+    return given
+
+
+def sizes_of_columns(count, device="cpu"):
+    """Return a size for each of so many columns."""
+    return torch.tensor(SIZES, device=device).repeat(count)[:count]
+
+
+def worst_column(found, exact):
+    """Return the largest error of a column of two matrices, relative to the column's largest value."""
+    return max(relative_error(one, other) for one, other in zip(found.t(), exact.t(), strict=True))
 
 
 def largest_of_tokens(values):

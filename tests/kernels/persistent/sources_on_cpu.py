@@ -27,7 +27,7 @@ _REAL = {
         *("forward_launch", "backward_launch", "pair_launch", "forward_pass", "backward_pass", "resized"),
         *("row_forward_pass", "row_backward_pass"),
         *("write_operands", "longest_first", "activate"),
-        *("halve_rows", "halved", "write_results"),
+        *("halve_rows", "scale_columns", "halved", "write_results"),
     )
 }
 _HERE = Path(__file__).parent
@@ -176,6 +176,7 @@ def launch_on_cpu(monkeypatch, device):
         auxiliary._sorting_code,
         auxiliary._activating_code,
         half_products._code_of_rows,
+        half_products._code_of_columns,
         half_products._code_of_results,
     ):
         remembered.cache_clear()

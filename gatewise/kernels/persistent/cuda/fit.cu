@@ -1,5 +1,5 @@
 // Copies a matrix whose rows come in groups to one of another size: each group is padded with zeros, or cropped.
-// With HALVES, all values are multiplied by the same power of two, by that of the largest.
+// With HALVES, the values of a column are multiplied by the power of two of the column's largest one (see scales.cuh).
 // Compile-time constants: BYTES and HALVES (see word.cuh), of which every row and width is a whole number of words.
 #include "word.cuh"
 
@@ -9,23 +9,16 @@ struct Fit {
     long long stride;                   // the distance from one row of `from` to the next, in words
     int from_group, from_columns;       // the rows of a group, and the columns, of `from`
     int rows, group, columns;
-    const int* largest;                 // of the values; read with HALVES
+    const int* largest;                 // the exponent of each column's largest value; read with HALVES
 };
 
-#if HALVES
-__device__ __forceinline__ Scale scale_of(const Fit& p) { return Scale::of(TOP - exponent_of_largest(*p.largest)); }
-#else
-__device__ __forceinline__ Scale scale_of(const Fit&) { return {}; }
-#endif
-
 extern "C" __global__ void recurrent_fit(const Fit p) {
-    const Scale scale = scale_of(p);
     for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
         const int within = row % p.group;
         const Word* const from = p.from + (size_t)(row / p.group * p.from_group + within) * p.stride;
         Stored* const to = p.to + (size_t)row * p.columns;
         const int filled = within < p.from_group ? min(p.from_columns, p.columns) : 0;
 #pragma unroll 4
-        for (int column = threadIdx.x; column < p.columns; column += blockDim.x) to[column] = column < filled ? stored(from[column], scale) : zero();
+        for (int column = threadIdx.x; column < p.columns; column += blockDim.x) to[column] = column < filled ? stored(from[column], scales_of(p.largest, 0, column)) : zero();
     }
 }

@@ -3,22 +3,24 @@
 // Compile-time constants: BYTES, the size of a word, 4, 8 or 16, of which every row is a whole number; DTYPE (see numbers.cuh).
 #include "scales.cuh"
 
+constexpr int NUMBERS = BYTES / 4;  // of a word
+
 struct alignas(BYTES) Word {
-    float at[BYTES / 4];
+    float at[NUMBERS];
 };
 
-// A row of a product has the powers of two of the row's gradients and of the matrix, or that of all terms of a sum over tokens.
+// The powers of two of a number of a product are those of its row and of its column.
 struct Part {
-    const Word* product;      // or null
-    long long stride;         // the distance from one row of the product to the next, in words
-    const int* exponents;     // of each row's gradients; null where the result is a sum over tokens
-    const int* largest;       // the bits of the matrix's largest magnitude
-    const int* largest_term;  // the exponent of the largest terms of a sum over tokens
+    const Word* product;  // or null
+    long long stride;     // the distance from one row of the product to the next, in words
+    const int* rows;      // the exponents of the rows' gradients; null where the result is a sum over tokens
+    const int* columns;   // the exponents of the columns' largest terms, or of those of the other factor
 };
 
 struct Result {
     Part parts[2];
     Word* to;                  // [rows, columns]
+    long long stride;          // the distance from one of its rows to the next, in words
     int product_group, group;  // the rows of a group of the products, and of the result
     int rows, columns;
 };
@@ -27,30 +29,28 @@ struct Results {
     Result of[2];
 };
 
-// The exponent that all rows have, and the power of two of a row.
-__device__ __forceinline__ int exponent_of(const Part& own) {
-    return own.exponents ? exponent_of_largest(*own.largest) : *own.largest_term;
-}
-__device__ __forceinline__ Scale scale_of(const Part& own, int exponent, int row) {
-    return Scale::of(exponent + (own.exponents ? own.exponents[row] : 0) - 2 * TOP);
+// The word is no reference, with which each of its numbers would take a load.
+__device__ __forceinline__ Word scaled(Word word, const Part& own, int row, int column) {
+    const Exponents<NUMBERS> exponents = ((const Exponents<NUMBERS>*)own.columns)[column];
+#pragma unroll
+    for (int i = 0; i < NUMBERS; ++i) word.at[i] = Scale::of(row + exponents.at[i] - 2 * TOP)(word.at[i]);
+    return word;
 }
 
 extern "C" __global__ void recurrent_half_results(const Results p) {
     const Result& own = p.of[blockIdx.y];
-    const bool both = own.parts[1].product;
-    const int exponent = exponent_of(own.parts[0]), exponent_of_other = both ? exponent_of(own.parts[1]) : 0;
+    const Part &part = own.parts[0], &other = own.parts[1];
     for (int row = blockIdx.x; row < own.rows; row += gridDim.x) {
         const size_t place = row / own.group * own.product_group + row % own.group;
-        const Word* const products = own.parts[0].product + place * own.parts[0].stride;
-        const Word* const others = both ? own.parts[1].product + place * own.parts[1].stride : products;
-        const Scale scale = scale_of(own.parts[0], exponent, row);
-        const Scale other = both ? scale_of(own.parts[1], exponent_of_other, row) : scale;
+        const int of_row = part.rows ? part.rows[row] : 0, of_other = other.rows ? other.rows[row] : 0;
         for (int column = threadIdx.x; column < own.columns; column += blockDim.x) {
-            Word word = products[column];
-            const Word more = both ? others[column] : word;
+            Word word = scaled(part.product[place * part.stride + column], part, of_row, column);
+            if (other.product) {
+                const Word more = scaled(other.product[place * other.stride + column], other, of_other, column);
 #pragma unroll
-            for (int i = 0; i < BYTES / 4; ++i) word.at[i] = scale(word.at[i]) + (both ? other(more.at[i]) : 0.f);
-            own.to[(size_t)row * own.columns + column] = word;
+                for (int i = 0; i < NUMBERS; ++i) word.at[i] += more.at[i];
+            }
+            own.to[row * own.stride + column] = word;
         }
     }
 }

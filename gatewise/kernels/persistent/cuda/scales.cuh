@@ -29,3 +29,9 @@ struct Scale {
     }
     __device__ __forceinline__ float operator()(float value) const { return value * first * second; }
 };
+
+// The exponents of consecutive columns, read as one word.
+template <int COUNT>
+struct alignas(4 * COUNT) Exponents {
+    int at[COUNT];
+};

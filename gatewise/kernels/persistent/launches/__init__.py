@@ -23,7 +23,15 @@ from gatewise.kernels.persistent.launches.compiled import (
     pair_launch,
 )
 from gatewise.kernels.persistent.launches.failure import raise_if_given_up
-from gatewise.kernels.persistent.launches.half_products import HalfResult, Matrix, Part, Rows, halve_rows, write_results
+from gatewise.kernels.persistent.launches.half_products import (
+    Columns,
+    HalfResult,
+    Part,
+    Rows,
+    halve_rows,
+    scale_columns,
+    write_results,
+)
 from gatewise.kernels.persistent.launches.masks import Masks
 from gatewise.kernels.persistent.launches.operands import Operand, Scale, write_operands
 from gatewise.kernels.persistent.launches.passes import (
@@ -49,12 +57,12 @@ from gatewise.kernels.persistent.launches.tokens import Tokens
 __all__ = [
     "SOURCES",
     "BetweenLayers",
+    "Columns",
     "HalfResult",
     "KeptRows",
     "Launch",
     "LayerWeights",
     "Masks",
-    "Matrix",
     "Operand",
     "Pair",
     "Part",
@@ -82,6 +90,7 @@ __all__ = [
     "resized",
     "row_backward_pass",
     "row_forward_pass",
+    "scale_columns",
     "write_operands",
     "write_results",
 ]

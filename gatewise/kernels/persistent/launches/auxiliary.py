@@ -74,7 +74,7 @@ def resized(
 
 
 def _fitted(matrix: Tensor, target: Tensor, groups: int, largest: Tensor | None = None) -> Tensor:
-    """Write a matrix to a contiguous one of another size, in float16 if the largest magnitude is given."""
+    """Write a matrix to a contiguous one of another size, in float16 if the exponents of its columns are given."""
     if target.is_meta or not target.numel():
         return target
     if matrix.stride(1) != 1:
@@ -82,11 +82,11 @@ def _fitted(matrix: Tensor, target: Tensor, groups: int, largest: Tensor | None 
     (rows, columns), (source_rows, source_columns) = target.shape, matrix.shape
     stride, size, start = matrix.stride(0), matrix.element_size(), matrix.data_ptr()
     end = target.data_ptr() * (size // target.element_size())
-    word = math.gcd(16, start, end, stride * size, source_columns * size, columns * size)
+    found = 0 if largest is None else largest.data_ptr()
+    word = math.gcd(16, start, end, stride * size, source_columns * size, columns * size, found)
     values = word // size
     sizes = stride // values, source_rows // groups, source_columns // values
-    found = None if largest is None else largest.data_ptr()
-    arguments = _Fit(start, target.data_ptr(), *sizes, rows, rows // groups, columns // values, found)
+    arguments = _Fit(start, target.data_ptr(), *sizes, rows, rows // groups, columns // values, found or None)
     shape = driver.Shape((min(rows, _MOST_BLOCKS), 1, 1), _THREADS, 0, cooperative=False)
     with on(matrix.device):
         binary = copying_code("fit", word, matrix.device, halves=largest is not None)
@@ -97,14 +97,14 @@ def _fitted(matrix: Tensor, target: Tensor, groups: int, largest: Tensor | None 
 def halved(matrix: Tensor, rows: int, columns: int, groups: int, largest: Tensor, scratch: Scratch) -> Tensor:
     """Return a float32 matrix [groups * rows, columns], as `resized`, in float16.
 
-    All values are multiplied by the power of two that brings the largest to [2^14, 2^15).
+    The values of each column are multiplied by the power of two that brings the largest to [2^14, 2^15).
 
     Args:
         matrix: The matrix.
         rows: The number of rows of each group.
         columns: The number of columns, a multiple of 8.
         groups: The number of groups of rows.
-        largest: The bits of the largest finite magnitude, from `halve_rows`.
+        largest: The exponent of the largest value of each column, int32, from `scale_columns`.
         scratch: The memory that the result is allocated in.
     """
     return _fitted(matrix, scratch.new_empty(groups * rows, columns, dtype=torch.float16), groups, largest)

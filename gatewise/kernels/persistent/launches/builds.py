@@ -64,7 +64,8 @@ def _around_half_products(problem: Problem, device: Device) -> Iterator[Compilat
     for features, x in half_operands.layers(problem, device):
         of_x, of_states = (math.gcd(16, 4 * each) for each in (features, problem.state_size))
         both = math.gcd(of_x, of_states)
-        yield Rounding.of_rows(SUMS * hidden_of(problem.hidden_size), both, architecture, resets=resets)
+        yield Rounding.of_rows(SUMS * hidden_of(problem.hidden_size), architecture)
+        yield Rounding.of_columns(both, architecture, resets=resets)
         yield Copying("operands", both, architecture, resets, halves=True)
         yield from (Rounding.of_results(word, architecture) for word in (of_x, of_states))
         if x:

@@ -57,12 +57,13 @@ class Scale(NamedTuple):
     """What determines the powers of two by which the values of an operand are multiplied, see operands.cu.
 
     Attributes:
-        exponents: The exponent of the largest gradient of each token [tokens], int32.
-        largest_term: The exponent of the largest terms, int32.
+        exponents: The exponent of the largest gradient of each token [tokens], int32; None for a matrix.
+        largest: The exponent of the largest terms of each column [F], int32, from `scale_columns`; for a matrix, that
+            of the largest value.
     """
 
-    exponents: Tensor
-    largest_term: Tensor
+    exponents: Tensor | None
+    largest: Tensor
 
 
 class SourceStruct(ctypes.Structure):
@@ -106,7 +107,7 @@ class _Operand(ctypes.Structure):
         ("source", SourceStruct),
         ("target", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("width", "stride")),
-        *((name, ctypes.c_void_p) for name in Scale._fields),
+        *((name, ctypes.c_void_p) for name in ("exponents", "largest_terms")),
     ]
 
 
@@ -139,7 +140,8 @@ def write_operands(
     sources = [own.with_contiguous_rows() for own in wanted]
     if into[0].is_meta or not tokens.time * tokens.batch:
         return
-    word = math.gcd(16, *(_alignment(own, target) for own, target in zip(sources, into, strict=True)))
+    starts = [scale.largest.data_ptr() for scale in scales]
+    word = math.gcd(16, *starts, *(_alignment(own, target) for own, target in zip(sources, into, strict=True)))
     every = scales or [None] * len(wanted)
     each = [_struct(*given, word) for given in zip(sources, into, every, strict=True)]
     of_tokens = TokensStruct.of(tokens, lengths, resets, sources[0].source.shape[0])
@@ -161,5 +163,5 @@ def _alignment(own: Operand, target: Tensor) -> int:
 def _struct(own: Operand, target: Tensor, scale: Scale | None, word: int) -> _Operand:
     values = word // own.source.element_size()
     sizes = target.shape[1] // values, target.stride(0) // values
-    of_scale = () if scale is None else [each.data_ptr() for each in scale]
+    of_scale = () if scale is None else [None if each is None else each.data_ptr() for each in scale]
     return _Operand(SourceStruct.of(own, word), target.data_ptr(), *sizes, *of_scale)

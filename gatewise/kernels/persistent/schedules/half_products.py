@@ -5,35 +5,34 @@ of float16 factors. Float16 has TF32's ten mantissa bits, but not its exponents.
 powers of two, and the results divided by them (`cuda/scales.cuh`). With dG [tokens, 4H] the gradients of the gate sums,
 and h the hidden states that the steps read:
 
-    dG'_n = 2^a_n dG_n                  the largest value of each token's row is in [2^14, 2^15)
-    W'    = 2^w W_ih                    the largest value is in [2^14, 2^15)
-    x'_n  = 2^(c - a_n) x_n             for the tokens with the largest terms, the largest value is in [2^14, 2^15)
-    h'_n  = 2^(d - a_n) h_n             likewise
-    dx_n  = 2^-(a_n + w) dG'_n W'
-    dW_ih = 2^-c dG'^T x',  dW_hh = 2^-d dG'^T h'
+    dG'_n  = 2^a_n dG_n                 the largest value of each token's row is in [2^14, 2^15)
+    W'_.j  = 2^w_j W_ih_.j              the largest value of each column is in [2^14, 2^15)
+    x'_nj  = 2^(c_j - a_n) x_nj         for the token with the column's largest terms, the value is in [2^14, 2^15)
+    h'_nj  = 2^(d_j - a_n) h_nj         likewise
+    dx_nj  = 2^-(a_n + w_j) (dG' W')_nj
+    dW_ih_.j = 2^-c_j (dG'^T x')_.j,    dW_hh_.j = 2^-d_j (dG'^T h')_.j
 
-The largest terms are those of the token for which the product of its largest gradient and its largest x, both rounded
-down to powers of two, is largest. Tokens where one of them is zero have no terms, so that c does not depend on a large
-x whose gradients are zero.
+The largest terms of a column j of x are those of the token n for which the product of its largest gradient and x_nj,
+both rounded down to powers of two, is largest. Tokens where one of them is zero have no terms, so that c_j does not
+depend on a large x whose gradients are zero. No column depends on another one.
 
 Each factor is rounded to a relative error of 2^-11, as in TF32. Factors below 2^-14 have an absolute error of up to
-2^-25 instead. For dG and W_ih, that is 2^-39 of the largest value of the row or matrix. In a sum over tokens, a factor
-with that error changes its term by less than 2^15 2^-25, because the other factor is below 2^15. In the same scale, the
-product of the largest gradient and the largest x of the token with the largest terms is at least 2^28. A term thus
-loses less than 2^-38 of that product, which is itself a term of one element of the result (for the W_hh of a GRU, it
-may have the gradient of n's other sum).
+2^-25 instead. For dG that is 2^-39 of the largest value of the row, for W_ih of the column. In a sum over tokens, a
+factor with that error changes its term by less than 2^15 2^-25, because the other factor is below 2^15. In the same
+scale, the product of the largest gradient and of x_nj, for the token with the column's largest terms, is at least 2^28.
+A term thus loses less than 2^-38 of that product, which is itself a term of one element of the same column of the
+result (for the W_hh of a GRU, it may have the gradient of n's other sum).
 
 Factors that are too small become zeros; an infinity may therefore give NaN where TF32 gives an infinity. NaN gives NaN.
 
-Apart from W', factors take no memory where x has at most twice as many features as there are hidden units: dG' is in
-the first half of each row of dG, x' and h' are in the second half, and before them the product for the gradient of x is
-there, if that needs memory.
+Apart from W', factors take no memory: dG' is in the first half of each row of dG, x' and h' are in the second half, and
+before them the product for the gradient of x is there, if that needs memory. Where the columns of x do not fit there,
+they are multiplied in parts.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -44,33 +43,55 @@ from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.cuda.precision import sums_in_float32
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import buffers, launches
-from gatewise.kernels.persistent.launches import HalfResult, Matrix, Operand, Part, Rows, Scale, Tokens
+from gatewise.kernels.persistent.launches import Columns, HalfResult, Operand, Part, Rows, Scale, Tokens
+from gatewise.kernels.persistent.sizes import half_operands
 from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.sums import input_runs, of_input, recurrent_runs
+
+
+class _Factor(NamedTuple):
+    """A factor of a sum over tokens.
+
+    Attributes:
+        operand: The values.
+        scale: What determines their powers of two.
+        copy: The memory [tokens, any] for all columns of the factor, padded, or as many as fit there at once.
+    """
+
+    operand: Operand
+    scale: Scale
+    copy: Tensor
+
+    def columns(self, start: int) -> _Factor:
+        """Return the factor with as many columns as fit at once, from one of them on."""
+        end = start + self.copy.shape[1]
+        # Hidden states always fit, because a row has four times as many values; so `first` need not be cut.
+        operand = self.operand._replace(source=self.operand.source[..., start:end])
+        scale = self.scale._replace(largest=self.scale.largest[start:end])
+        return _Factor(operand, scale, self.copy[:, : hidden_of(operand.source.shape[2])])
 
 
 class _Direction(NamedTuple):
     """The factors of a direction, and what determines their powers of two.
 
     Attributes:
-        factor: The gradients of the gate sums [tokens, 4H], float16, in the first half of each row of the float32 ones.
+        gradients: The gradients of the gate sums [tokens, 4H], float16, in the first half of each row of the float32
+            ones.
         free: The second half of each row [tokens, 4H], as float16 values that are not used.
         exponents: The exponent of the largest value of each row [tokens], int32.
         w_ih: The input weights.
-        largest: The bits of their largest magnitude, int32.
-        operands: The other factors of the sums over tokens: the hidden states before each step and the inputs;
-            nothing if they are not wanted.
-        largest_terms: For each, the exponent of the largest terms, int32.
+        largest: The exponent of the largest value of each of their columns, int32.
+        factors: The other factors of the sums over tokens: the hidden states before each step and the inputs; nothing
+            if they are not wanted.
     """
 
-    factor: Tensor
+    gradients: Tensor
     free: Tensor
     exponents: Tensor
     w_ih: Tensor
     largest: Tensor
-    operands: tuple[Operand, ...]
-    largest_terms: tuple[Tensor, ...]
+    factors: tuple[_Factor, ...]
 
 
 def gradients(
@@ -99,18 +120,23 @@ def gradients(
     """
     operands = _operands(problem, layer, y) if into else [()] * len(layer.weights)
     with scratch.frame(), sums_in_float32():
-        found = scratch.new_empty(len(operands), 3, dtype=torch.int32)
-        places = zip(layer.weights, operands, launches.fill_unwritten(found), strict=True)
-        rows, matrices, each = [], [], []
-        for direction, (weights, own_operands, own_found) in enumerate(places):
-            values, w_ih = tokens.flat(dgates[direction]), weights.w_ih.contiguous()
-            exponents = scratch.new_empty(values.shape[0], dtype=torch.int32)
-            largest, *terms = own_found.unbind()
-            rows.append(Rows(values, exponents, own_operands, terms))
-            matrices.append(Matrix(w_ih, largest))
-            factor, free = values.view(torch.float16).chunk(2, 1)
-            each.append(_Direction(factor, free, exponents, w_ih, largest, own_operands, tuple(terms)))
-        launches.halve_rows(rows, [] if dx is None else matrices, tokens, lengths, layer.resets)
+        values = [layer.weights[0].w_ih, *(operand.source for operand in operands[0])]
+        widths = [hidden_of(own.shape[-1]) for own in values]  # so that all exponents are read in words
+        found = launches.fill_unwritten(scratch.new_empty(len(operands), sum(widths), dtype=torch.int32))
+        rows, each = [], []
+        for weights, own, largest, share in zip(layer.weights, operands, found, dgates, strict=True):
+            dsums, w_ih = tokens.flat(share), weights.w_ih.contiguous()
+            exponents = scratch.new_empty(dsums.shape[0], dtype=torch.int32)
+            rows.append(Rows(dsums, exponents))
+            of_matrix, *others = largest.split(widths)
+            halves, free = dsums.view(torch.float16).chunk(2, 1)
+            factors = _factors(own, [Scale(exponents, other) for other in others], free)
+            each.append(_Direction(halves, free, exponents, w_ih, of_matrix, factors))
+        launches.halve_rows(rows)
+        columns = [Columns(factor.operand, factor.scale) for own in each for factor in own.factors]
+        if dx is not None:
+            columns += [Columns(Operand(own.w_ih.unsqueeze(1)), Scale(None, own.largest)) for own in each]
+        launches.scale_columns(columns, tokens, lengths, layer.resets)
         if dx is not None:
             _input_gradient(problem, each, dx, scratch)
         if into:
@@ -127,27 +153,31 @@ def _operands(problem: Problem, layer: Layer, y: Tensor) -> list[tuple[Operand, 
     return found
 
 
+def _factors(operands: Sequence[Operand], scales: Sequence[Scale], free: Tensor) -> tuple[_Factor, ...]:
+    """Return the factors of a direction with their copies side by side in the memory that is free."""
+    found, begin = [], 0
+    for operand, scale in zip(operands, scales, strict=True):
+        copy = free[:, begin:][:, : hidden_of(operand.source.shape[2])]
+        found.append(_Factor(operand, scale, copy))
+        begin += copy.shape[1]
+    return (*found,)
+
+
 def _input_gradient(problem: Problem, each: list[_Direction], dx: Tensor, scratch: Scratch) -> None:
-    features, parts = dx.shape[1], []
-    columns = hidden_of(features)
-    with scratch.frame():
+    rows, gates = hidden_of(problem.hidden_size), len(problem.cell.gates)
+    in_place = dx.shape[1] % 8 == 0
+    at_once = half_operands.columns_at_once(problem, dx.shape[1])
+    for start in range(0, dx.shape[1], at_once):
+        into, parts = dx[:, start : start + at_once], []
+        columns = hidden_of(into.shape[1])
         for direction, own in enumerate(each):
-            first_fits = direction == 0 and columns == features
-            product = dx if first_fits else _room(own.free, columns, torch.float32, scratch)
+            product = into if in_place and direction == 0 else own.free.view(torch.float32)[:, :columns]
             with scratch.frame():
-                rows, gates = hidden_of(problem.hidden_size), len(problem.cell.gates)
-                factor = launches.halved(own.w_ih, rows, columns, gates, own.largest, scratch)
-                deep_products.mm(of_input(own.factor, factor.shape[0]), factor, product)
-            parts.append(Part(product, exponents=own.exponents, largest=own.largest))
-        launches.write_results([HalfResult(tuple(parts), dx)])
-
-
-def _room(free: Tensor, columns: int, dtype: torch.dtype, scratch: Scratch) -> Tensor:
-    """Return memory [tokens, columns] for a product or a factor, which is part of `free` where that suffices."""
-    values = free.view(dtype)
-    if columns <= values.shape[1]:
-        return values[:, :columns]
-    return scratch.new_empty(free.shape[0], columns, dtype=dtype)
+                matrix, largest = own.w_ih[:, start : start + at_once], own.largest[start:]
+                factor = launches.halved(matrix, rows, columns, gates, largest, scratch)
+                deep_products.mm(of_input(own.gradients, factor.shape[0]), factor, product)
+            parts.append(Part(product, largest, own.exponents))
+        launches.write_results([HalfResult(tuple(parts), into)])
 
 
 def _weight_gradients(
@@ -159,39 +189,40 @@ def _weight_gradients(
     into: Sequence[tuple[Tensor, Tensor]],
     scratch: Scratch,
 ) -> None:
-    with scratch.frame():
-        copies = [_memory_of_copies(own, scratch) for own in each]
-        wanted = [operand for own in each for operand in own.operands]
-        scales = [Scale(own.exponents, term) for own in each for term in own.largest_terms]
-        launches.write_operands(wanted, [*itertools.chain(*copies)], tokens, lengths, resets, scales)
-        for own, factors, (w_ih, w_hh) in zip(each, copies, into, strict=True):
-            _products(problem, own, factors, (w_hh, w_ih), scratch)
+    def write(factors: Sequence[_Factor]) -> None:
+        wanted, scales, copies = zip(*factors, strict=True)
+        launches.write_operands(wanted, copies, tokens, lengths, resets, scales)
 
-
-def _memory_of_copies(own: _Direction, scratch: Scratch) -> tuple[Tensor, Tensor]:
-    states, x = [hidden_of(operand.source.shape[2]) for operand in own.operands]
-    # Hidden states always fit, because a row has four times as many values.
-    return own.free[:, :states], _room(own.free[:, states:], x, torch.float16, scratch)
+    every = [factor for own in each for factor in own.factors]
+    write([factor.columns(0) for factor in every])
+    for own, (w_ih, w_hh) in zip(each, into, strict=True):
+        _products(problem, own, (w_hh, w_ih), write, scratch)
 
 
 def _products(
     problem: Problem,
     own: _Direction,
-    factors: tuple[Tensor, Tensor],
     into: tuple[Tensor, Tensor],
+    write: Callable[[Sequence[_Factor]], None],
     scratch: Scratch,
 ) -> None:
-    """Write the gradients of a direction's W_hh and W_ih."""
+    """Write the gradients of a direction's W_hh and W_ih, whose factors are written from their first columns on."""
     hidden, gates = hidden_of(problem.hidden_size), len(problem.cell.gates)
     runs = recurrent_runs(problem.cell), input_runs(problem.cell)
     in_place = []
-    for factor, term, result, own_runs in zip(factors, own.largest_terms, into, runs, strict=True):
-        shape = gates * hidden, factor.shape[1]
+    for factor, result, own_runs in zip(own.factors, into, runs, strict=True):
+        shape = gates * hidden, hidden_of(result.shape[1])
         with scratch.frame():
             product = result if result.shape == shape else scratch.new_empty(shape)
-            for run in own_runs:
-                deep_products.mm(run.columns_of(own.factor, hidden).t(), factor, run.rows_of(product, hidden))
-            scaled = HalfResult((Part(product, term),), result, gates)
+            for start in range(0, shape[1], factor.copy.shape[1]):
+                part = factor.columns(start)
+                if start:
+                    write([part])
+                columns = product[:, start : start + part.copy.shape[1]]
+                for run in own_runs:
+                    gradients = run.columns_of(own.gradients, hidden).t()
+                    deep_products.mm(gradients, part.copy, run.rows_of(columns, hidden))
+            scaled = HalfResult((Part(product, factor.scale.largest),), result, gates)
             if product is result:
                 in_place.append(scaled)
             else:  # one after the other, which takes less memory

@@ -44,8 +44,7 @@ def write(
     """
     flat = None if dx is None else tokens.flat(dx)
     directions = len(layer.weights)
-    wanted = {"x": flat is not None, "weights": bool(into), "stacked": layer.ends_in_zeros}
-    if half_operands.uses_halves(problem, layer.x.shape[2], scratch.device, **wanted):
+    if half_operands.uses_halves(problem, layer.x.shape[2], scratch.device, x=flat is not None, weights=bool(into)):
         each = len(into) // directions
         own = [into[first : first + each] for first in range(0, len(into), each)] if into else []
         matrices = [(w_ih, w_hh) for w_ih, w_hh, *_ in own]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 
 from gatewise.contract import ranking
@@ -29,7 +30,7 @@ def halves_factors(problem: Problem, device: Device) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def uses_halves(problem: Problem, features: int, device: Device, *, x: bool, weights: bool, stacked: bool) -> bool:
+def uses_halves(problem: Problem, features: int, device: Device, *, x: bool, weights: bool) -> bool:
     """Whether the products of a layer are made of float16 factors, by measured times of products and copies.
 
     Args:
@@ -38,24 +39,41 @@ def uses_halves(problem: Problem, features: int, device: Device, *, x: bool, wei
         device: The device.
         x: Whether the gradient of x is wanted.
         weights: Whether the gradients of the weights are wanted.
-        stacked: Whether x is the output of the layer below. All columns of x have one power of two, so that a column
-            that is 2^28 times smaller than another one would lose its gradient. Hidden states do not differ so much,
-            but the columns of an input may: one that holds times in seconds, say.
     """
-    if not stacked or not halves_factors(problem, device) or not (x or weights):
+    if not halves_factors(problem, device) or not (x or weights):
         return False
     measured = ranking.weights(device, "persistent float16 factors")
     if problem.time * problem.batch < measured["least_tokens"]:
         return False
     around = _around(problem, features, x=x, weights=weights)
     cost = around.launches * measured["launch"] + around.bytes_moved / measured["bytes"]
-    kinds = (("product", x, [_of_input(problem, features)]), ("transposed", weights, _of_weights(problem, features)))
-    for name, wanted, products in kinds:
-        for flops in products if wanted else ():
-            saved = measured[name] + flops / measured[f"{name}_flops"]
-            saved -= measured["half"] + flops / measured["half_flops"]
-            cost -= problem.num_directions * saved
+    directions = problem.num_directions
+    # Where nothing is copied, the TF32 products of both directions for the weights are one batch.
+    batches = directions if copies_states(problem) else 1
+    kinds = (
+        ("product", directions, [_of_input(problem, features)] * x),
+        ("transposed", batches, _of_weights(problem, features) * weights),
+    )
+    for name, calls, products in kinds:
+        for flops in products:
+            cost -= calls * measured[name] + directions * flops / measured[f"{name}_flops"]
+            cost += directions * (measured["half"] + flops / measured["half_flops"])
     return cost < 0
+
+
+def columns_at_once(problem: Problem, features: int) -> int:
+    """Return the number of columns of the gradient of x that are computed at once, a multiple of 8 unless all are.
+
+    A product that is not in the memory of the gradient, because it is padded or that of the second direction, takes
+    the half of each row of dG that float16 gradients leave free.
+    """
+    needs_room = features % 8 > 0 or problem.num_directions > 1
+    return min(features, _room(problem) // 2) if needs_room else features
+
+
+def _room(problem: Problem) -> int:
+    # The float16 numbers that a row of dG has room for behind the gradients.
+    return SUMS * hidden_of(problem.hidden_size)
 
 
 def layers(problem: Problem, device: Device) -> Iterator[tuple[int, bool]]:
@@ -66,7 +84,7 @@ def layers(problem: Problem, device: Device) -> Iterator[tuple[int, bool]]:
     for layer in range(problem.num_layers):
         features = problem.layer_input_size(layer)
         x = not (together and layer % 2)  # the loop of a pair makes the other
-        if uses_halves(problem, features, device, x=x, weights=True, stacked=layer > 0):
+        if uses_halves(problem, features, device, x=x, weights=True):
             yield features, x
 
 
@@ -93,14 +111,15 @@ def _around(problem: Problem, features: int, *, x: bool, weights: bool) -> Work:
     """Return the work of rounding factors and scaling results, beyond that of TF32 products."""
     directions, tokens, rows = problem.num_directions, problem.time * problem.batch, problem.gate_rows
     columns = hidden_of(features)
-    moved, launches = directions * tokens * SUMS * hidden_of(problem.hidden_size) * _ROUNDED, 2
+    moved, launches = directions * tokens * SUMS * hidden_of(problem.hidden_size) * _ROUNDED, 3
     if x:
         moved += directions * rows * columns * (4 + _ROUNDED)
         moved += tokens * columns * 4 * (directions + 1)
-        launches += directions + 1
+        launches += (directions + 1) * math.ceil(features / columns_at_once(problem, features))
     if weights:
         states = hidden_of(problem.state_size)
         moved += directions * tokens * (columns + states) * 4  # the largest of them
         moved += directions * (tokens * _ROUNDED + rows * 8) * (columns + states)
-        launches += 1 + directions - copies_states(problem) * directions
+        more = math.ceil(columns / (_room(problem) - states)) - 1
+        launches += 1 + directions * (1 + more - copies_states(problem))
     return Work(bytes_moved=moved, launches=launches)
