@@ -255,7 +255,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
                 if (inside[cell] && lane % VALUES_PER_WORD == 0) store_exchanged(now + y_own[cell], output[cell]);
-            const long long stored = clock64();
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;
@@ -291,7 +290,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                     step_of(cells, t, step_values)[own[cell]] = (Value)canonical(c[cell]);
                 }
             }
-            pause_since(stored);
             begin_product(words, row_at, step + 1);
             episodes.advance(ends, reverse ? t - 2 : t + 2, parity);
         }

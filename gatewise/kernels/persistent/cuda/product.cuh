@@ -213,13 +213,15 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[4], const Weights& we
 #endif
 }
 
+__device__ __forceinline__ uint4 load_span(Row row, int span) {
+    const bool wanted = !RAGGED || row.counted;  // nothing is loaded for rows that have ended
+    const bool exists = span < SPANS && (WARPS * SPANS * SPAN <= WIDTH || depth_of(span) < WIDTH);
+    return wanted && exists ? load_exchanged(row.data + span * SPAN) : make_uint4(0, 0, 0, 0);
+}
+
 __device__ __forceinline__ void load_item(uint4 (&words)[CHUNK], Row row, int poll) {
 #pragma unroll
-    for (int c = 0; c < CHUNK; ++c) {
-        const int span = poll * CHUNK + c, k = depth_of(span);
-        const bool wanted = !RAGGED || row.counted;  // nothing is loaded for rows that have ended
-        words[c] = wanted && span < SPANS && (WARPS * SPANS * SPAN <= WIDTH || k < WIDTH) ? load_exchanged(row.data + span * SPAN) : make_uint4(0, 0, 0, 0);
-    }
+    for (int c = 0; c < CHUNK; ++c) words[c] = load_span(row, poll * CHUNK + c);
 }
 
 __device__ __forceinline__ bool is_missing(const uint4 (&words)[CHUNK], Row row) {
@@ -306,7 +308,7 @@ again:
 #endif
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
-        const int group = item / POLLS, poll = item % POLLS;
+        const int group = item / POLLS, poll = item % POLLS, later = item + AHEAD;
         uint4(&here)[CHUNK] = words[item % AHEAD];
         await_item(here, row_of(row_of_lane(group)), poll, patience);
 #if SCALED
@@ -317,11 +319,10 @@ again:
 #pragma unroll
         for (int c = 0; c < CHUNK; ++c) {
             const int span = poll * CHUNK + c;
-            if (span >= SPANS) continue;
 #if EXACT && !ONE_ROW
             // Tensor cores truncate when they accumulate, so long sums are added up outside of them, rounding to nearest.
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
+            for (int half = 0; half < 2 && span < SPANS; ++half)
 #pragma unroll
                 for (int tile = 0; tile < TILES; ++tile) {
                     float part[4] = {0.f, 0.f, 0.f, 0.f};
@@ -331,17 +332,21 @@ again:
                 }
 #else
 #pragma unroll
-            for (int tile = 0; tile < TILES; ++tile) {
+            for (int tile = 0; tile < TILES && span < SPANS; ++tile) {
                 if (span == 0) sum[tile][0] = sum[tile][1] = sum[tile][2] = sum[tile][3] = 0.f;
                 multiply_tile(sum[tile], weights, tile, span * FRAGMENTS, here[c].x, here[c].y);
             }
 #if !SCALED
 #pragma unroll
-            for (int tile = 0; tile < TILES; ++tile) multiply_tile(sum[tile], weights, tile, span * 2 + 1, here[c].z, here[c].w);
+            for (int tile = 0; tile < TILES && span < SPANS; ++tile) multiply_tile(sum[tile], weights, tile, span * 2 + 1, here[c].z, here[c].w);
 #endif
 #endif
+            // As soon as the registers are free: the more loads are in flight, the shorter are the waits.
+            if (later < ITEMS) {
+                here[c] = load_span(row_of(row_of_lane(later / POLLS)), later % POLLS * CHUNK + c);
+                __syncwarp();  // otherwise the compiler would move the load behind later products
+            }
         }
-        if (item + AHEAD < ITEMS) load_item(here, row_of(row_of_lane((item + AHEAD) / POLLS)), (item + AHEAD) % POLLS);
         if (poll == POLLS - 1) {
 #if ONE_ROW
 #pragma unroll
