@@ -171,11 +171,11 @@ class RunFolder:
         """Delete the files of the earlier run, because the new run has its first checkpoint."""
         with contextlib.suppress(FileNotFoundError):
             self._replaced.rename(self._discarded)
-        shutil.rmtree(self._discarded, ignore_errors=True)
+        _delete_run(self._discarded)
 
     def recover(self) -> None:
         """Move the files of an earlier run back if the process that was to replace it stopped before `begun`."""
-        shutil.rmtree(self._discarded, ignore_errors=True)
+        _delete_run(self._discarded)
         aside = Manifest(self._replaced)
         # In this order, another process can complete the work of a process that was killed at any point.
         if aside.path.exists():
@@ -184,11 +184,18 @@ class RunFolder:
             self.manifest.path.unlink(missing_ok=True)
             for file in (*aside.files(), aside.path):
                 _move(file, self.path / file.relative_to(self._replaced))
-        shutil.rmtree(self._replaced, ignore_errors=True)
+        _remove_empty_folders(self._replaced)
 
     def _put_aside(self) -> None:
         if not (files := self.manifest.files()):
             return
+        for folder in (self._replaced, self._discarded):
+            if folder.exists() or folder.is_symlink():
+                raise ArgumentError(
+                    f"`output` must be a folder without {folder.name}, to which an earlier run is moved until the new "
+                    f"one has begun; {self.path} has it, and gatewise did not write what it contains. Move it away, or "
+                    "choose another `--output`."
+                )
         try:
             # The list first: while the folder has no list, files with these names belong to the earlier run.
             for file in (self.manifest.path, *files):
@@ -212,6 +219,25 @@ class RunFolder:
         for rest in self.path.glob(f"{TEMPORARY}*"):
             if {file.name for file in rest.iterdir()} <= own:
                 shutil.rmtree(rest, ignore_errors=True)
+
+
+def _delete_run(folder: Path) -> None:
+    """Delete a run that was moved to a folder, and the folder unless it contains other files."""
+    manifest = Manifest(folder)
+    with contextlib.suppress(OSError, CheckpointError):
+        # The list last, so that another process can complete the work of a process that was killed.
+        for file in (*manifest.files(), manifest.path):
+            file.unlink(missing_ok=True)
+    _remove_empty_folders(folder)
+
+
+def _remove_empty_folders(folder: Path) -> None:
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for each in (*sorted(folder.rglob("*"), reverse=True), folder):
+        if each.is_dir() and not each.is_symlink():
+            with contextlib.suppress(OSError):  # it is not empty
+                each.rmdir()
 
 
 def _move(file: Path, target: Path) -> None:

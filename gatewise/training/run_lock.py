@@ -15,6 +15,8 @@ try:
 except ModuleNotFoundError:  # Windows has no flock, so runs are not locked there
     fcntl = None
 
+_SIGNATURE = b'{"pid": '
+"""The first bytes of a lock's file, which names the process that holds the lock."""
 _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """The errors of file systems without locks."""
 
@@ -38,9 +40,11 @@ class RunLock:
             of the process that holds it.
 
         Raises:
-            OSError: The folder cannot be written.
+            OSError: The folder cannot be written, or has a file of this name that gatewise did not write.
         """
         while fcntl is not None:
+            if self._path.is_symlink():
+                raise self._foreign()
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,6 +58,10 @@ class RunLock:
                     raise
                 return ""
             if self._is(descriptor):
+                # An empty file is that of a process that could not write its name to a full disk.
+                if not (os.pread(descriptor, len(_SIGNATURE), 0) or _SIGNATURE).startswith(_SIGNATURE):
+                    os.close(descriptor)
+                    raise self._foreign()
                 self._descriptor = descriptor
                 self._sign(descriptor)
                 return ""
@@ -67,6 +75,11 @@ class RunLock:
                 self._path.unlink()
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _foreign(self) -> OSError:
+        return FileExistsError(
+            errno.EEXIST, f"It has a file {self._path.name} that gatewise did not write", str(self._path)
+        )
 
     def _is(self, descriptor: int) -> bool:
         try:

@@ -135,6 +135,35 @@ def test_whenever_the_process_is_killed_the_old_run_can_be_put_back(tmp_path, st
     assert content(tmp_path) == before
 
 
+@pytest.mark.parametrize("name", [".gatewise-replaced", ".gatewise-discarded"])
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_what_has_the_name_of_a_folder_for_the_earlier_run_is_kept(tmp_path, name, is_folder):
+    folder, foreign = begun(tmp_path), tmp_path / name
+    if is_folder:
+        foreign.mkdir()
+    (foreign / "notes.txt" if is_folder else foreign).write_text("mine")
+    before = content(tmp_path)
+    folder.recover()
+    with (
+        pytest.raises(ArgumentError, match=rf"`output` must be a folder without {name}, .*Move it away"),
+        folder.replaced(),
+    ):
+        pass
+    assert content(tmp_path) == before
+
+
+@FLOCK
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_file_with_the_name_of_the_lock_is_kept(tmp_path, linked):
+    name, notes = tmp_path / ".gatewise-run.lock", tmp_path / "notes.txt"
+    notes.write_text("mine")
+    name.symlink_to(notes) if linked else name.write_text("mine")
+    with pytest.raises(ArgumentError, match=r"file \.gatewise-run\.lock that gatewise did not write"):
+        RunFolder(tmp_path).try_lock()
+    assert name.is_symlink() == linked
+    assert name.read_text() == notes.read_text() == "mine"
+
+
 @FLOCK
 def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
     folder = RunFolder(tmp_path / "run")
