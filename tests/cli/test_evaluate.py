@@ -30,7 +30,7 @@ def steps(path, count=60, seed=0, labels=("up", "down"), head=HEAD):
     return path
 
 
-WORDS = ["--data", "steps.csv", "--feature", "x", "--hidden-size", 8, "--epochs", 8, "--learning-rate", 0.03]
+SIZES = ["--feature", "x", "--hidden-size", 8, "--epochs", 8, "--learning-rate", 0.03]
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +42,9 @@ def finished(tmp_path_factory):
 def run(gatewise, drawn, finished, tmp_path):
     """A finished run, trained once."""
     if not (finished / "run").exists():
-        steps(tmp_path / "steps.csv")
-        answer = gatewise("train", "classify", *WORDS, "--batch-size", 4, "--output", "run")
+        data = steps(finished / "steps.csv")
+        answer = gatewise("train", "classify", "--data", data, *SIZES, "--batch-size", 4, "--output", finished / "run")
         assert answer.status == 0, answer.err
-        shutil.copytree(tmp_path, finished, dirs_exist_ok=True)
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     return RunFolder(tmp_path / "run")
 
@@ -133,7 +132,7 @@ def test_answers_need_no_labels(gatewise, run, tmp_path):
 def test_numbers_are_scored_as_numbers(gatewise, drawn, tmp_path):
     steps(tmp_path / "steps.csv")
     words = ["--task", "regression", "--label-column", "level", "--output", "run"]
-    assert gatewise("train", "classify", *WORDS, *words).status == 0
+    assert gatewise("train", "classify", "--data", "steps.csv", *SIZES, *words).status == 0
     answer = gatewise("evaluate", "--checkpoint", "run", "--predictions", "answers.csv", "--plot", "plot.png")
     assert answer.status == 0, answer.err
     assert "MSE " in answer.out
