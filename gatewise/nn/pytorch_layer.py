@@ -119,7 +119,8 @@ def weights_of(layer: Any) -> tuple[Tensor, ...]:
             return weights
     elif len(references) == len(weights) and not any(map(_is_other, weights, references)):
         return tuple(listed)
-    # Weights that a parametrization computes or `functional_call` lends are not stored: they belong to one call.
+    # Tensors that a parametrization computes, or that `functional_call` lends in place of parameters, are not stored:
+    # they belong to one call.
     if not torch.compiler.is_compiling() and (
         are_listed or all(map(functools.partial(_is_held, layer), names, weights))
     ):
@@ -155,7 +156,7 @@ def _is_other(weight: Tensor | None, reference: weakref.ref | None) -> bool:
 
 
 def _is_held(layer: Any, name: str, weight: Tensor | None) -> bool:
-    return type(weight) is nn.Parameter or any(held.get(name) is weight for held in (layer._buffers, vars(layer)))
+    return isinstance(weight, nn.Parameter) or any(held.get(name) is weight for held in (layer._buffers, vars(layer)))
 
 
 def flatten_parameters(self: Any) -> None:

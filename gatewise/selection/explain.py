@@ -162,7 +162,9 @@ def _of_step(
         raise ShapeError(sentence("x", f"of shape [B, I] = {[stream.batch, layer.input_size]}", list(shape)))
     where = device if device is not None else x.device if isinstance(x, Tensor) else None
     size = (shape[0], 1, shape[1]) if layer.batch_first else (1, *shape)
-    number_type = dtype or (x.dtype if isinstance(x, Tensor) else None)
+    number_type = dtype
+    if dtype is None and isinstance(x, Tensor):
+        number_type = _converted(x.dtype, _device(where or x.device).kind)
     options = {"device": where, "dtype": number_type, "training": False, "kernel": kernel, "captured": captured}
     decision = explain(layer, size, **options)
     wanted = preference(getattr(layer, "kernel", AUTO) if kernel is None else kernel)
@@ -197,7 +199,7 @@ def _device(device: Device | torch.device | str) -> Device:
         return Device.named(device)
     try:
         device = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         expectation = f"cpu, cuda, cuda:N or one of {', '.join(Device.names())}"
         raise DeviceError(sentence("device", expectation, repr(device))) from None
     return Device.probe(device)

@@ -57,6 +57,7 @@ STACKS = {
     "names against the order": lambda: functional(named_against_their_order),
     "a function in a function": lambda: functional(in_a_function_of_its_own),
     "twelve layers": lambda: sequential(*(lstm() for _ in range(12))),
+    "a masked input": lambda: functional(lambda inputs: lstm()(lstm()(layers.Masking()(inputs)))),
     "names of directions": lambda: sequential(lstm(name="forward"), lstm(name="backward")),
 }
 

@@ -66,6 +66,7 @@ def test_autocast_counts_as_in_the_call(monkeypatch):
         for given in (x, x.half(), (5, 3, 8)):
             assert dtype(given) is layer(x)[0].dtype is torch.bfloat16
         assert gatewise.explain(layer.stream(3), (3, 8)).problem.dtype is torch.bfloat16
+        assert gatewise.explain(layer.stream(3), torch.zeros(3, 8)).problem.dtype is torch.bfloat16
         assert dtype(x.double()) is torch.float64
         assert dtype(x, dtype=torch.float16) is torch.float16
         assert dtype((5, 3, 8), device="h200") is torch.float32  # autocast is off for GPUs

@@ -154,8 +154,11 @@ def _source(call: Any) -> str | None:
     Keras 3 stores the arguments of the call, earlier versions a list of tensors; a layer's further outputs are states.
     """
     histories = list(_tensors(call.get("args", ()))) if isinstance(call, Mapping) else [entry[:3] for entry in call]
-    if isinstance(call, Mapping) and (len(call.get("args", ())) > 1 or any(_tensors(call.get("kwargs")))):
-        return None  # such as an initial state
+    if isinstance(call, Mapping):
+        # The mask belongs to the input; other tensors are for example initial states.
+        named = {name: value for name, value in (call.get("kwargs") or {}).items() if name != "mask"}
+        if len(call.get("args", ())) > 1 or any(_tensors(named)):
+            return None
     return str(histories[0][0]) if len(histories) == 1 and list(histories[0][1:]) == [0, 0] else None
 
 

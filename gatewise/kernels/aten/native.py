@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from gatewise.cells import RNN
 from gatewise.contract.kernel import TensorSpec
@@ -50,7 +51,10 @@ def recorded(problem: Problem, inputs: Inputs) -> Result | None:
     returns zeros; `torch.nn.parallel.DistributedDataParallel` needs a gradient of every weight.
     """
     apart = problem.num_layers > 1 or problem.num_directions > 1 or problem.proj_size > 0
-    return None if inputs.x.is_cuda and problem.needs_grad and apart else _called(problem, inputs)
+    in_forward_mode = forward_ad._current_level >= 0  # there the operators are differentiated themselves
+    if inputs.x.is_cuda and problem.needs_grad and apart and not in_forward_mode:
+        return None
+    return _called(problem, inputs)
 
 
 def backward(

@@ -15,7 +15,7 @@ CASES = {
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kernel", ["auto", "aten", "cudnn", "eager"])
+@pytest.mark.parametrize("kernel", ["auto", "aten", "cudnn", "eager", "persistent", "stepwise"])
 @pytest.mark.parametrize("case", CASES)
 def test_every_weight_has_the_gradient_that_it_has_on_cudnn(case, kernel):
     options, used = CASES[case]

@@ -62,7 +62,8 @@ class Given:
         weights = [DirectionWeights(there(own.w_ih), there(own.w_hh), None, None) for own in self.weights]
         x, y, h0, lengths, resets = map(there, (self.x, self.y, self.h0, self.lengths, self.resets))
         dx = torch.full(self.x.shape, torch.nan, device=self.device).flatten(0, 1)
-        into = [(torch.full_like(own.w_ih, torch.nan), torch.full_like(own.w_hh, torch.nan)) for own in weights]
+        shapes = [(own.w_ih.shape, own.w_hh.shape) for own in weights]
+        into = [tuple(torch.full(shape, torch.nan, device=self.device) for shape in own) for own in shapes]
         given = (
             self.problem,
             Layer(x, h0, h0, weights, lengths, None, resets=resets),

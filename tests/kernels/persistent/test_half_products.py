@@ -368,8 +368,8 @@ def test_wide_inputs_with_the_largest_values_anywhere(sources, place):
 def test_blocks_that_take_several_tokens(sources, monkeypatch, blocks):
     for name in ("_MOST_BLOCKS", "_COLUMN_BLOCKS"):
         monkeypatch.setattr(launches_of_half_products, name, blocks)
-    given = Given(directions=2)
-    given.dgates *= torch.logspace(0, -30, 12, base=2).view(4, 3, 1)
+    given = Given((12, 9, 13, 11), directions=2)  # more tokens than all blocks read at a time
+    given.dgates *= torch.logspace(-30, 0, 108, base=2).view(12, 9, 1)  # the last ones have the largest terms
     given.check()
 
 

@@ -1,5 +1,7 @@
 """The CUDA sources of the persistent kernel, run on the CPU with and without resets, agree with float64."""
 
+import functools
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from gatewise.cells import GRU
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.launches import compiled
 from gatewise.kernels.persistent.sizes import exactness, layer_pairs, tilings
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 
@@ -57,6 +60,30 @@ def test_number_formats(monkeypatch, sources, numbers, resets):
 )
 def test_single_layers(sources, options):
     check(sources, PROBLEM.replace(**options))
+
+
+@pytest.mark.parametrize("numbers", ["bfloat16", "exact", "TF32"])
+def test_more_loads_than_are_in_flight(monkeypatch, numbers):
+    """Each poll loads several spans, in float32 the last one of a row fewer, and a step has many polls."""
+    sources = launch_on_cpu(monkeypatch, DEVICE.replace(multiprocessors=32))
+    changes, tolerance = NUMBERS[numbers]
+    problem = PROBLEM.replace(time=3, batch=44, hidden_size=192, needs_grad=False, resets=False, **changes)
+    monkeypatch.setattr(compiled, "tiling", functools.partial(_with_many_loads, compiled.tiling))
+    compiled.launch_of.cache_clear()
+    inputs = testing.make_inputs(problem)
+    found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs))
+    compiled.launch_of.cache_clear()
+    for name, value in testing.named(problem, *testing.oracle(problem, inputs)).items():
+        assert testing.relative_error(found[name], value) < tolerance, name
+    assert "recurrent_forward" in sources.launched
+
+
+def _with_many_loads(usual, hidden_size, batch, directions, device, *asked):
+    """Return a tiling of few warps with several spans in a poll, and more polls in a step than are in flight."""
+    assert usual(hidden_size, batch, directions, device, *asked) is not None
+    found = tilings.candidates(hidden_size, batch, directions, device, *asked)
+    found = [cut for cut in found if cut.chunk > 1 and cut.rows // 8 * -(-cut.spans // cut.chunk) > cut.ahead]
+    return min(found, key=lambda cut: (cut.spans % cut.chunk == 0, cut.blocks * cut.rows * cut.warps))
 
 
 def test_groups_of_rows_in_turn(monkeypatch):

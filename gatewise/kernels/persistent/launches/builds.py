@@ -65,7 +65,8 @@ def _around_half_products(problem: Problem, device: Device) -> Iterator[Compilat
         of_x, of_states = (math.gcd(16, 4 * each) for each in (features, problem.state_size))
         both = math.gcd(of_x, of_states)
         yield Rounding.of_rows(SUMS * hidden_of(problem.hidden_size), architecture)
-        yield Rounding.of_columns(both, architecture, resets=resets)
+        # With frozen weights, the exponents are those of the input weights alone.
+        yield from (Rounding.of_columns(word, architecture, resets=resets) for word in dict.fromkeys((both, of_x)))
         yield Copying("operands", both, architecture, resets, halves=True)
         yield from (Rounding.of_results(word, architecture) for word in (of_x, of_states))
         if x:

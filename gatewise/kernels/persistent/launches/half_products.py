@@ -163,8 +163,8 @@ class HalfResult(NamedTuple):
 
     Attributes:
         parts: The products.
-        into: The memory for the result [groups * rows, columns], with any distance between rows; that of the first
-            product where it fits.
+        into: The memory for the result [groups * rows, columns], with any distance between rows, whose values are
+            adjacent; that of the first product where it fits.
         groups: The number of groups of rows, each of which is cropped by itself.
     """
 

@@ -125,7 +125,7 @@ def gradients(
         found = launches.fill_unwritten(scratch.new_empty(len(operands), sum(widths), dtype=torch.int32))
         rows, each = [], []
         for weights, own, largest, share in zip(layer.weights, operands, found, dgates, strict=True):
-            dsums, w_ih = tokens.flat(share), weights.w_ih.contiguous()
+            dsums, w_ih = tokens.flat(share), weights.w_ih if dx is None else weights.w_ih.contiguous()
             exponents = scratch.new_empty(dsums.shape[0], dtype=torch.int32)
             rows.append(Rows(dsums, exponents))
             of_matrix, *others = largest.split(widths)

@@ -58,7 +58,8 @@ def uses_halves(problem: Problem, features: int, device: Device, *, x: bool, wei
         for flops in products:
             cost -= calls * measured[name] + directions * flops / measured[f"{name}_flops"]
             cost += directions * (measured["half"] + flops / measured["half_flops"])
-    return cost < 0
+    further = x * (_parts_for_x(problem, features) - 1) + weights * _further_parts_for_weights(problem, features)
+    return cost + directions * further * measured["half"] < 0
 
 
 def columns_at_once(problem: Problem, features: int) -> int:
@@ -74,6 +75,16 @@ def columns_at_once(problem: Problem, features: int) -> int:
 def _room(problem: Problem) -> int:
     # The float16 numbers that a row of dG has room for behind the gradients.
     return SUMS * hidden_of(problem.hidden_size)
+
+
+def _parts_for_x(problem: Problem, features: int) -> int:
+    # The number of products for the gradient of x, each of some columns.
+    return math.ceil(features / columns_at_once(problem, features))
+
+
+def _further_parts_for_weights(problem: Problem, features: int) -> int:
+    # The number of products for the gradient of the input weights, beyond the first one.
+    return math.ceil(hidden_of(features) / (_room(problem) - hidden_of(problem.state_size))) - 1
 
 
 def layers(problem: Problem, device: Device) -> Iterator[tuple[int, bool]]:
@@ -115,11 +126,11 @@ def _around(problem: Problem, features: int, *, x: bool, weights: bool) -> Work:
     if x:
         moved += directions * rows * columns * (4 + _ROUNDED)
         moved += tokens * columns * 4 * (directions + 1)
-        launches += (directions + 1) * math.ceil(features / columns_at_once(problem, features))
+        launches += (directions + 1) * _parts_for_x(problem, features)
     if weights:
         states = hidden_of(problem.state_size)
         moved += directions * tokens * (columns + states) * 4  # the largest of them
         moved += directions * (tokens * _ROUNDED + rows * 8) * (columns + states)
-        more = math.ceil(columns / (_room(problem) - states)) - 1
-        launches += 1 + directions * (1 + more - copies_states(problem))
+        further = _further_parts_for_weights(problem, features)
+        launches += 1 + directions * (1 + further - copies_states(problem))
     return Work(bytes_moved=moved, launches=launches)
