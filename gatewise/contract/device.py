@@ -12,6 +12,8 @@ import torch
 from gatewise.contract.errors import ArgumentError, DeviceError, sentence
 from gatewise.contract.hashing import hash_once
 
+_OF_OTHERS = "explain(..., device='h200') predicts for a GPU that need not be present."
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Device:
@@ -107,14 +109,17 @@ class Device:
         """Return the properties of a device of this machine; later calls return the stored result.
 
         Raises:
-            DeviceError: The device is neither a CPU nor a CUDA device, for example "meta".
+            DeviceError: The device is neither a CPU nor a CUDA device, for example "meta", or it is a GPU that is not
+                there.
         """
         device = torch.device(device)
         if device.type == "cpu":
             return _probe_cpu()
+        if device.type == "cuda" and device.index is None:
+            return _probe_cuda(torch.cuda.current_device() if torch.cuda.is_available() else 0)
         if device.type == "cuda":
-            return _probe_cuda(torch.cuda.current_device() if device.index is None else device.index)
-        advice = "gatewise computes on these; explain(..., device='h200') predicts for a GPU that need not be present."
+            return _probe_cuda(device.index)
+        advice = f"gatewise computes on these; {_OF_OTHERS}"
         raise DeviceError(sentence("device", "a CPU or CUDA device", f"'{device}'", advice))
 
 
@@ -310,6 +315,9 @@ def _probe_cpu() -> Device:
 
 @functools.cache
 def _probe_cuda(index: int) -> Device:
+    if index >= (count := torch.cuda.device_count()):
+        expectation = f"a GPU of this machine, where PyTorch finds {count}"
+        raise DeviceError(sentence("device", expectation, f"'cuda:{index}'", _OF_OTHERS))
     properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)
     cudnn_version = (torch.backends.cudnn.version() or 0) if torch.backends.cudnn.is_available() else 0

@@ -200,7 +200,7 @@ def _device(device: Device | torch.device | str) -> Device:
     try:
         device = torch.device(device)
     except (RuntimeError, TypeError):
-        expectation = f"cpu, cuda, cuda:N or one of {', '.join(Device.names())}"
+        expectation = f"cuda, cuda:N or one of {', '.join(Device.names())}"
         raise DeviceError(sentence("device", expectation, repr(device))) from None
     return Device.probe(device)
 

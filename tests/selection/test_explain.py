@@ -93,11 +93,16 @@ def test_bad_arguments_say_what_to_give(lstm):
         gatewise.explain(lstm, (100, 64, 512))
     with pytest.raises(ArgumentError, match="h200, h100"):
         Device.named("h2000")
-    with pytest.raises(DeviceError, match=r"`device` must be cpu, cuda, cuda:N or one of h200, h100, .* got 'h2000'"):
+    with pytest.raises(DeviceError, match=r"`device` must be cuda, cuda:N or one of h200, h100, .* got 'h2000'"):
         gatewise.explain(lstm, (100, 64, 512), device="h2000")
     packed = torch.nn.utils.rnn.pack_sequence([torch.zeros(3, 512)])
     with pytest.raises(ArgumentError, match=r"`x` must be a tensor or a shape, integers, got PackedSequence\."):
         gatewise.explain(lstm, packed, device="h200")
+    missing = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises(DeviceError, match=rf"a GPU of this machine, where PyTorch finds \d+, got '{missing}'"):
+        gatewise.explain(lstm, (100, 64, 512), device=missing)
+    with pytest.raises(DeviceError, match=r"`device` must be cuda, .* got 3\.5"):
+        gatewise.explain(lstm, (100, 64, 512), device=3.5)
 
 
 @pytest.mark.parametrize(
