@@ -169,7 +169,7 @@ class RunFolder:
 
     def begun(self) -> None:
         """Delete the files of the earlier run, because the new run has its first checkpoint."""
-        with contextlib.suppress(FileNotFoundError):
+        if Manifest(self._replaced).path.exists():
             self._replaced.rename(self._discarded)
         _delete_run(self._discarded)
 

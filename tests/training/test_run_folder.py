@@ -150,6 +150,13 @@ def test_what_has_the_name_of_a_folder_for_the_earlier_run_is_kept(tmp_path, nam
     ):
         pass
     assert content(tmp_path) == before
+    empty = RunFolder(tmp_path / "empty")
+    empty.path.mkdir()
+    foreign.rename(empty.path / name)
+    before = content(empty.path)
+    with empty.replaced():  # there is no earlier run
+        pass
+    assert content(empty.path) == before
 
 
 @FLOCK

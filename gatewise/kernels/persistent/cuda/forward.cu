@@ -14,7 +14,7 @@
 #define TILES (UNITS / 4)
 #define MARKED 0
 #define SPLIT 1
-#define LOADS_AT_ONCE 1
+#define EARLY_LOADS 1
 #include "gate_sums.cuh"
 #include "sequence.cuh"
 #include "episodes.cuh"

@@ -13,8 +13,8 @@ struct alignas(BYTES) Word {
 struct Part {
     const Word* product;  // or null
     long long stride;     // the distance from one row of the product to the next, in words
-    const int* rows;      // the exponents of the rows' gradients; null where the result is a sum over tokens
-    const int* columns;   // the exponents of the columns' largest terms, or of those of the other factor
+    const int* row_exponents;     // of the rows' gradients; null where the result is a sum over tokens
+    const int* column_exponents;  // of the columns' largest terms, or of those of the other factor
 };
 
 struct Result {
@@ -31,7 +31,7 @@ struct Results {
 
 // The word is no reference, with which each of its numbers would take a load.
 __device__ __forceinline__ Word scaled(Word word, const Part& own, int row, int column) {
-    const Exponents<NUMBERS> exponents = ((const Exponents<NUMBERS>*)own.columns)[column];
+    const Exponents<NUMBERS> exponents = ((const Exponents<NUMBERS>*)own.column_exponents)[column];
 #pragma unroll
     for (int i = 0; i < NUMBERS; ++i) word.at[i] = Scale::of(row + exponents.at[i] - 2 * TOP)(word.at[i]);
     return word;
@@ -42,7 +42,7 @@ extern "C" __global__ void recurrent_half_results(const Results p) {
     const Part &part = own.parts[0], &other = own.parts[1];
     for (int row = blockIdx.x; row < own.rows; row += gridDim.x) {
         const size_t place = row / own.group * own.product_group + row % own.group;
-        const int of_row = part.rows ? part.rows[row] : 0, of_other = other.rows ? other.rows[row] : 0;
+        const int of_row = part.row_exponents ? part.row_exponents[row] : 0, of_other = other.row_exponents ? other.row_exponents[row] : 0;
         for (int column = threadIdx.x; column < own.columns; column += blockDim.x) {
             Word word = scaled(part.product[place * part.stride + column], part, of_row, column);
             if (other.product) {

@@ -238,9 +238,10 @@ __device__ __forceinline__ void await_item(uint4 (&words)[CHUNK], Row row, int p
 using InFlight = uint4[AHEAD][CHUNK];
 
 // Whether each load of a later item is issued as soon as the products with the value in its registers are, and not all loads
-// of the item after all products: more bytes are in flight then. Only forward passes of wide layers gain from it.
-#ifndef LOADS_AT_ONCE
-#define LOADS_AT_ONCE 0
+// of the item after all products: more bytes are in flight then. Only forward passes of wide layers gain from it
+// (benchmarks/results/loops.jsonl).
+#ifndef EARLY_LOADS
+#define EARLY_LOADS 0
 #endif
 
 // Issues the first loads of a step, at the end of the step before: earlier, values would not have arrived, and the loads would
@@ -347,14 +348,14 @@ again:
             for (int tile = 0; tile < TILES && span < SPANS; ++tile) multiply_tile(sum[tile], weights, tile, span * 2 + 1, here[c].z, here[c].w);
 #endif
 #endif
-#if LOADS_AT_ONCE
+#if EARLY_LOADS
             if (later < ITEMS) {
                 here[c] = load_span(row_of(row_of_lane(later / POLLS)), later % POLLS * CHUNK + c);
                 __syncwarp();  // otherwise the compiler would move the load behind later products
             }
 #endif
         }
-#if !LOADS_AT_ONCE
+#if !EARLY_LOADS
         if (later < ITEMS) load_item(here, row_of(row_of_lane(later / POLLS)), later % POLLS);
 #endif
         if (poll == POLLS - 1) {

@@ -55,7 +55,7 @@ class _Factor(NamedTuple):
 
     Attributes:
         operand: The values.
-        scale: What determines their powers of two.
+        scale: The exponents that determine the powers of two of the values.
         copy: The memory [tokens, any] for all columns of the factor, padded, or as many as fit there at once.
     """
 
