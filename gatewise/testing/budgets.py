@@ -12,6 +12,9 @@ Errors are relative norms: |value - oracle| / |oracle|, Frobenius. For float64 t
 measure PyTorch's error. Its error is then that of float32, scaled by the ratio of the two units, or the distance of
 PyTorch's float64 result on the device from the oracle if that is larger, because its order of summation may differ. The
 oracle is then no wider than the result and is itself wrong by as much, so that this error is added to the budget once.
+
+Where a cell selects one of two nearly equal numbers, its gradient is right for either of them. Perturbations of a few
+inputs need not meet such a case, so that `Budget.select_otherwise` computes the oracle with the other choice.
 """
 
 from __future__ import annotations
@@ -24,8 +27,11 @@ from torch import Tensor
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
 from gatewise.testing.oracle import oracle, reference
+from gatewise.testing.selections import OtherSelections
 
 NUDGES = 3
+FEW_SELECTIONS = 100
+"""The number of selections above which perturbations change enough of them to be representative."""
 TF32_UNIT = 2.0**-11
 """The largest relative change of an operand when it is rounded to TF32."""
 
@@ -162,6 +168,22 @@ class Budget:
         self.perturbations += 1
         moved = _nudged(self._inputs, self._gradients, self._step, self.perturbations, self._oracles)
         self._measure(moved, named(self._problem, *oracle(self._problem, *moved, device=self._oracles)))
+
+    def select_otherwise(self) -> bool:
+        """Measure the oracle with the other choice where the operands of a selection are equal within the budget of y.
+
+        Returns:
+            Whether there are such selections, at most `FEW_SELECTIONS`; otherwise the budget does not change.
+        """
+        if self._problem.proj_size:
+            return False  # The oracle has no projection of a cell that selects.
+        with OtherSelections(self.allowed["y"]) as selections:
+            found = oracle(self._problem, self._inputs, self._gradients, self._oracles, stated=True)
+        if not 0 < selections.number <= FEW_SELECTIONS:
+            return False
+        changes = relative_errors(named(self._problem, *found), self._exact)
+        self._bands = {name: max(band, changes[name]) for name, band in self._bands.items()}
+        return True
 
     def _measure(self, moved: tuple[Inputs, OutputGradients | None], there: Mapping[str, Tensor]) -> None:
         scale = self._unit / torch.finfo(self._precision).eps

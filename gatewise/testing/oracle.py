@@ -34,6 +34,8 @@ def oracle(
     inputs: Inputs,
     gradients: OutputGradients | None = None,
     device: torch.device | str = "cpu",
+    *,
+    stated: bool = False,
 ) -> tuple[Result, InputGradients | None]:
     """Return outputs and input gradients in float64.
 
@@ -42,9 +44,10 @@ def oracle(
         inputs: The inputs in any dtype, on any device.
         gradients: The gradients of the outputs; None computes no input gradients.
         device: The device of the computation.
+        stated: Whether steps are gatewise's statement of the cell even if PyTorch has the cell; not for projections.
     """
     with _without_cudnn():
-        return reference(problem, inputs, gradients, dtype=torch.float64, device=device)
+        return reference(problem, inputs, gradients, dtype=torch.float64, device=device, stated=stated)
 
 
 @contextlib.contextmanager
@@ -64,6 +67,7 @@ def reference(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
+    stated: bool = False,
 ) -> tuple[Result, InputGradients | None]:
     """Return PyTorch's result for a problem, in a given dtype on a given device.
 
@@ -77,6 +81,7 @@ def reference(
         gradients: The gradients of the outputs; None computes no input gradients.
         dtype: The dtype of the computation.
         device: The device of the computation.
+        stated: Whether steps are gatewise's statement of the cell even if PyTorch has the cell; not for projections.
     """
     with torch.enable_grad():
 
@@ -84,7 +89,7 @@ def reference(
             return tensor.detach().to(device, dtype).contiguous().clone().requires_grad_(gradients is not None)
 
         x, h0, c0 = leaf(inputs.x), leaf(inputs.h0), leaf(inputs.c0)
-        modules = _modules(problem, inputs, dtype, device, learned=gradients is not None)
+        modules = _modules(problem, inputs, dtype, device, learned=gradients is not None, stated=stated)
         y, h_n, c_n = _stack(problem, inputs, x, h0, c0, modules)
         result = Result(y.detach(), h_n.detach(), c_n.detach())
         if gradients is None:
@@ -109,7 +114,7 @@ _Module = _OfPyTorch | LoopLayer
 
 
 def _modules(
-    problem: Problem, inputs: Inputs, dtype: torch.dtype, device: torch.device | str, *, learned: bool
+    problem: Problem, inputs: Inputs, dtype: torch.dtype, device: torch.device | str, *, learned: bool, stated: bool
 ) -> list[_Module]:
     modules: list[_Module] = []
     row_of_token = None
@@ -120,7 +125,7 @@ def _modules(
         values = inputs.weights[layer * each : (layer + 1) * each]
         sizes = problem.layer_input_size(layer), problem.hidden_size
         options = {"bias": problem.bias, "bidirectional": problem.bidirectional, "dtype": dtype, "device": device}
-        match problem.cell:
+        match None if stated else problem.cell:
             case GRU():
                 module = torch.nn.GRU(*sizes, **options)
             case RNN(nonlinearity=nonlinearity):

@@ -33,7 +33,8 @@ class Judge:
     """The reference of a setting, which is computed once for all of its calls.
 
     A budget without perturbations is fast to compute, but narrow. If a tensor exceeds it, it grows by one perturbation
-    after another, until all tensors are within it, up to eight times, or 64 times for a layer of few units.
+    after another, until all tensors are within it, up to eight times, or 64 times for a layer of few units. At last it
+    includes the other choice of selections (`torch.minimum`, `clamp`, ...) whose operands are equal but for rounding.
 
     Args:
         setting: The setting.
@@ -65,6 +66,8 @@ class Judge:
             near = all(errors[name] <= _NEAR * allowed for name, allowed in wrong.items())
             if not self._widened(near=near):
                 break
+            wrong = self._beyond(errors, there)
+        if any(math.isfinite(errors[name]) for name in wrong) and self._selected_otherwise():
             wrong = self._beyond(errors, there)
         lines = [f"{name}: {_said(errors[name], there[name], allowed)}" for name, allowed in wrong.items()]
         lines += [f"{name}: missing" for name in missing]
@@ -115,6 +118,13 @@ class Judge:
             self._budget.perturb()
         self._allow()
         return True
+
+    def _selected_otherwise(self) -> bool:
+        """Let the budget include the other choice of selections between equal operands; return whether it changed."""
+        assert self._budget is not None
+        changed = self._budget.select_otherwise()
+        self._allow()
+        return changed
 
     def _allow(self) -> None:
         assert self._budget is not None

@@ -1,0 +1,70 @@
+"""The other choice of selections (`torch.minimum`, `maximum`, `clamp`, `relu`) between nearly equal numbers.
+
+The gradient of a selection jumps where its operands are equal. If they differ by less than their rounding errors, then
+a result in a lower precision may have selected the other operand, and its gradients are right for that choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class OtherSelections(TorchFunctionMode):
+    """Select the other operand inside the block wherever two operands are nearly, but not exactly, equal.
+
+    `clamp` is computed as a maximum and a minimum, and `relu` as a maximum with zero.
+
+    Args:
+        tolerance: The largest difference of nearly equal operands, relative to the root mean square of the operand
+            with the larger one.
+
+    Attributes:
+        number: The number of selections that were changed so far.
+    """
+
+    def __init__(self, tolerance: float) -> None:
+        super().__init__()
+        self._tolerance, self.number = tolerance, 0
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Compute a selection with the other choice, and any other function as usual."""
+        options = dict(kwargs or {})
+        selection = {"minimum": self._smaller, "maximum": self._larger, "relu": self._relu, "clamp": self._clamped}.get(
+            getattr(func, "__name__", "")
+        )
+        return func(*args, **options) if selection is None else selection(*args, **options)
+
+    def _smaller(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(self._near(a, b), torch.maximum(a, b), torch.minimum(a, b))
+
+    def _larger(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(self._near(a, b), torch.minimum(a, b), torch.maximum(a, b))
+
+    def _relu(self, a: Tensor) -> Tensor:
+        return self._larger(a, torch.zeros_like(a))
+
+    def _clamped(self, a: Tensor, min: Any = None, max: Any = None) -> Tensor:
+        if min is not None:
+            a = self._larger(a, torch.as_tensor(min, dtype=a.dtype, device=a.device).expand_as(a))
+        if max is not None:
+            a = self._smaller(a, torch.as_tensor(max, dtype=a.dtype, device=a.device).expand_as(a))
+        return a
+
+    def _near(self, a: Tensor, b: Tensor) -> Tensor:
+        a, b = a.detach(), b.detach()
+        scale = torch.maximum(_root_mean_square(a), _root_mean_square(b))
+        near = ((a - b).abs() <= self._tolerance * scale) & (a != b)
+        self.number += int(near.sum())
+        return near
+
+
+def _root_mean_square(value: Tensor) -> Tensor:
+    """Return the root mean square of the finite values, because states may begin at minus infinity."""
+    return value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square().mean().sqrt()
