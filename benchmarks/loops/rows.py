@@ -79,10 +79,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--record", type=Path, help="file that lines of JSON are added to")
     parser.add_argument("--case", action="append", choices=NAMES, help="a case (all)")
+    parser.add_argument("--way", action="append", choices=tuple(WAYS), help="a layer (all)")
     parser.add_argument("--compile", metavar="GPU", help="compile the passes for a GPU, without running them")
     parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)  # the process with marks
     given = parser.parse_args()
-    rows = rows_of(given.case or NAMES)
+    rows = rows_of(given.case or NAMES, given.way or tuple(WAYS))
     if given.compile:
         resources(rows, Device.named(given.compile))
     elif given.count:
@@ -91,11 +92,11 @@ def main() -> None:
         measure(rows, given.record, torch.device("cuda", 0))
 
 
-def rows_of(names: Sequence[str]) -> list[Row]:
-    """Return the rows of some cases."""
+def rows_of(names: Sequence[str], ways: Sequence[str]) -> list[Row]:
+    """Return the rows of some cases and layers."""
     cases = [case for case in CASES if case.name in names]
     modes = {way: (TRAINING,) if masks else (TRAINING, INFERENCE) for way, (_, masks) in WAYS.items()}
-    return [Row(case, way, mode) for case in cases for way in WAYS for mode in modes[way]]
+    return [Row(case, way, mode) for case in cases for way in ways for mode in modes[way]]
 
 
 def problem_of(row: Row) -> Problem:
@@ -210,8 +211,8 @@ Found = tuple[dict[str, list[Counts]], dict[str, list[str]]]
 
 def counted(rows: Sequence[Row]) -> dict[Row, Found]:
     """Return what the passes of rows count in another process."""
-    names = dict.fromkeys(row.case.name for row in rows)
-    command = [sys.executable, "-m", "benchmarks.loops.rows", "--count", *(f"--case={name}" for name in names)]
+    names = dict.fromkeys(argument for row in rows for argument in (f"--case={row.case.name}", f"--way={row.way}"))
+    command = [sys.executable, "-m", "benchmarks.loops.rows", "--count", *names]
     return read(rows, subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout)
 
 
