@@ -16,7 +16,6 @@ from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.launches import compiled
 from gatewise.kernels.persistent.sizes import tilings
-from tests.kernels import cuda_on_cpu
 from tests.kernels.persistent import sources_on_cpu
 
 DEVICE = Device.named("h200").replace(multiprocessors=16)
@@ -43,7 +42,6 @@ def in_clusters(monkeypatch):
 def run(monkeypatch, capfd, folder, cell, left_out=()):
     sources_on_cpu.launch_on_cpu(monkeypatch, DEVICE)
     monkeypatch.setattr(compiled, "SOURCES", counting_sources(folder, left_out))
-    monkeypatch.setattr(cuda_on_cpu, "SHARED", folder / "nothing")  # the folder has all headers
     monkeypatch.setitem(sources_on_cpu._STATEMENTS, "%%globaltimer", "{0} = clock64()")
     problem = Problem(TIME, 9, 5, 20, cell=cell, dtype=torch.float32, needs_grad=True, bias=cell.bias)
     inputs = testing.make_inputs(problem)
@@ -103,7 +101,7 @@ def test_a_source_that_has_changed_is_refused(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("way", rows.WAYS)
-def test_rows_are_counted_and_recorded(monkeypatch, capfd, tmp_path, way):
+def test_rows_are_counted_and_recorded(monkeypatch, capfd, way):
     sources = sources_on_cpu.launch_on_cpu(monkeypatch, DEVICE)
     row = rows.Row(LSTMCase("tiny", TIME, 9, 16), way, rows.TRAINING)
 
@@ -111,7 +109,6 @@ def test_rows_are_counted_and_recorded(monkeypatch, capfd, tmp_path, way):
         spills = source.parent.name == "0" and source.stem.endswith("forward")  # the first folder has all marks
         return sources.compile(source, architecture, macros, code), toolchain.Resources(32, 8 * spills, 0)
 
-    monkeypatch.setattr(cuda_on_cpu, "SHARED", tmp_path)
     monkeypatch.setattr(toolchain, "compile_afresh", compile_afresh)
     monkeypatch.setitem(sources_on_cpu._STATEMENTS, "%%globaltimer", "{0} = clock64()")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
