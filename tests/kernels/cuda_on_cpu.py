@@ -76,7 +76,7 @@ def in_cpp(text, statements=types.MappingProxyType({})):
 def rewritten(folder, rewrite=in_cpp):
     """Write the sources of a folder and all headers that they may include as C++, once a process; return where."""
     written = _folder_of_process()
-    for path in (*folder.glob("*.cu*"), *SHARED.glob("*.cuh")):
+    for path in (*SHARED.glob("*.cuh"), *folder.glob("*.cu*")):  # of two of the same name, that of the folder stays
         (written / path.name).write_text(rewrite(path.read_text()))
     return written
 

@@ -173,3 +173,28 @@ def test_tilings_have_room_for_all_statistics(exact):
     for batch in (1, 16, 64):
         cut = tilings.tiling(64, batch, 1, Device.named("h200"), True, 4 if exact else 2, exact, size)
         assert cut is None or 11 * cut.units // 2 <= cut.warps * (cut.tiles * 16 + 4)
+
+
+def test_several_units_of_a_thread_let_all_rows_be_computed_at_once():
+    # In two rounds every step waits twice for the statistics of the other blocks.
+    cell = LayerNormLSTM()
+    cut = tilings.tiling(1024, 64, 1, Device.named("h200"), True, 2, False, cell_size_of(cell, backward=True))
+    assert cut is not None
+    assert cut.rounds == 1
+    assert cut.cells == 2
+
+
+def test_several_units_of_a_thread_in_clusters(monkeypatch, in_clusters):
+    sources = in_clusters(2)
+    real = tilings.fits
+
+    def fits(cut, device):
+        return (cut.units, cut.rows, cut.split) == (16, 32, 2) and cut.cells == 2 if cut.backward else real(cut, device)
+
+    monkeypatch.setattr(tilings, "fits", fits)
+    cell = LayerNormLSTM()
+    cut = tilings.tiling(32, 40, 1, WITH_CLUSTERS, True, 2, False, cell_size_of(cell, backward=True))
+    assert cut is not None
+    assert (cut.units, cut.rows, cut.split, cut.cells) == (16, 32, 2, 2)
+    problem = PROBLEM.replace(batch=40, hidden_size=32, time=3, cell=cell, dtype=torch.bfloat16, bias=cell.bias)
+    check(sources, problem, 5e-2)

@@ -101,12 +101,19 @@ class Tiling:
         # In flight and waiting, gates take twice as many in float32; scaled ones of several cells wait a step only.
         single = self.scaled and self.cells > 1
         cell = (17 if self.backward else 14 if single else 12) + (6 if self.value_bytes == 4 and not single else 0)
-        cells = (self.cell_size.registers if self.cell_size else cell) * self.cells
+        cells = self._cell_registers if self.cell_size else cell * self.cells
         # Of the few registers of a thread of 16 warps, the assembler spills where it has many loads in flight.
         crowded = self.value_bytes == 4 and self.warps == 16
         lent = 0 if self.resident == self.tiles else 20 if crowded else 4
         parts = 40 if self.exact and not self.one_row else 12 + self.rows // 4 if self.scaled else 0
         return self.weight_registers + 4 * self.tiles + cells + lent + parts + (42 if self.split == 1 else 44)
+
+    @property
+    def _cell_registers(self) -> int:
+        # Further cells of a thread take fewer than the first one in backward passes of 16 bits, but not in others.
+        own = self.cell_size.registers if self.cell_size else 0
+        further = own * 2 // 3 if self.backward and self.value_bytes == 2 else own
+        return own + (self.cells - 1) * further
 
     @property
     def blocks(self) -> int:
