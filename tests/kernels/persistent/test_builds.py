@@ -1,6 +1,8 @@
 """What is built ahead of calls is what calls launch."""
 
 import dataclasses
+import subprocess
+import sys
 import threading
 import types
 
@@ -166,3 +168,21 @@ def test_two_threads_do_not_compile_the_same_code(monkeypatch, tmp_path):
         thread.join()
     assert found == [b"code", b"code"]
     assert compiled == ["forward"]
+
+
+def test_sympy_is_imported_by_the_thread_that_builds():
+    # Imports of a package and of its modules in two threads can fail; PyTorch's backward pass imports sympy's modules.
+    script = """
+import sys, threading
+from gatewise.kernels.persistent.launches.builds import building
+assert "sympy" not in sys.modules
+by = []
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "sympy":
+            by.append(threading.current_thread() is threading.main_thread())
+sys.meta_path.insert(0, Watch())
+with building([]):
+    assert by == [True], by
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import importlib
 import math
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -99,6 +100,9 @@ def building(
         if device is not None and device.index is not None:
             torch.cuda.set_device(device)
 
+    # The derivation of a cell's code imports sympy. If another thread did, PyTorch's import of sympy's modules in this
+    # thread (by a first backward pass, for instance) could fail at the same time: each would wait for the other.
+    importlib.import_module("sympy")
     pool = concurrent.futures.ThreadPoolExecutor(workers or _share_of_cpus(), initializer=begin)
     begun = set()
     try:
