@@ -1,13 +1,16 @@
-"""Measure calls of a GPU's file of measured times again, after a kernel became faster, and write them into the file.
+"""Keep the files of measured times that predictions rest on: measure calls again, or further ones, and write them.
 
-    python benchmarks/rates_again.py measure again.jsonl --kernel persistent --precision tf32 --steps 2 999999
-    python benchmarks/rates_again.py write again.jsonl results/lstm.jsonl --kernel persistent --precision tf32
+    python benchmarks/rates.py again again.jsonl --kernel persistent --precision tf32 --steps 2 999999
+    python benchmarks/rates.py write again.jsonl results/lstm.jsonl --kernel persistent --precision tf32
+    python benchmarks/rates.py draw drawn.jsonl --seed 31 --steps 1 8
+    python benchmarks/rates.py add drawn.jsonl
 
-`measure` runs the chosen calls of LSTMs, short ones first, and appends each to a file as soon as it is measured; calls
-that are in this file already are left out. `write` replaces the times of the chosen calls that are in the given files:
-those of `measure`, or records of `gatewise bench lstm` and `gru`, of which the newest for a call counts. Later files
-replace times of earlier ones. The lines stay in place, and refer to a record that is named like the former one, and by
-where, when and with what commit the calls were measured again.
+`again` runs the chosen calls of LSTMs, after a kernel became faster, short ones first, and appends each to a file as
+soon as it is measured; calls that are in this file already are left out. `write` replaces the times of the chosen calls
+that are in the given files: those of `again`, or records of `gatewise bench lstm` and `gru`, of which the newest for a
+call counts. Later files replace times of earlier ones. The lines stay in place, and refer to a record that is named
+like the former one, and by where, when and with what commit the calls were measured again. `draw` runs training calls
+of shapes drawn at random on every kernel that accepts them, and `add` adds those that the file does not have.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from pathlib import Path
 import torch
 
 from gatewise import files
-from gatewise.benchmarks import layer_times
+from gatewise.benchmarks import layer_times, shapes
 from gatewise.benchmarks.layer_times import Stopwatch, Times
 from gatewise.benchmarks.lstm.record import EAGER, GRAPH, TRAIN, LayerRecord, newest
 from gatewise.benchmarks.record import MEASURED, Run, read_lines
@@ -119,15 +122,15 @@ def chosen(known: Iterable[Point], given: argparse.Namespace) -> list[Point]:
         if point.kernel == given.kernel
         and point.problem.needs_grad == (given.direction == TRAIN)
         and (given.precision is None or points.precision_of(point.problem) == given.precision)
-        and least <= point.problem.time * point.problem.num_layers * point.problem.num_directions <= most
+        and least <= _steps(point.problem) <= most
     ]
 
 
-def measure(given: argparse.Namespace) -> int:
-    """Run `measure`."""
+def again(given: argparse.Namespace) -> int:
+    """Run `again`."""
     device = torch.device(given.device)
     numbers, run = Device.probe(device), Run.now(device)
-    source = f"benchmarks/rates_again.py: LSTM on the kernel {given.kernel}, medians of samples of 20 ms"
+    source = f"benchmarks/rates.py: LSTM on the kernel {given.kernel}, medians of samples of 20 ms"
     record = Record(f"again {given.kernel}", numbers, source, run.commit[:7], run.date[:10], run.torch)
     before = points.read(given.file.read_text().splitlines()) if given.file.is_file() else ()
     done = {(point.kernel, point.problem) for point in before}
@@ -173,33 +176,84 @@ def write(given: argparse.Namespace) -> int:
     return 0
 
 
+def draw(given: argparse.Namespace) -> int:
+    """Run `draw`."""
+    device = torch.device(given.device)
+    numbers, run, (least, most) = Device.probe(device), Run.now(device), given.steps
+    source = (
+        f"benchmarks/rates.py: shapes drawn at random with seed {given.seed}, training with {least} to {most} steps"
+    )
+    record = Record(f"drawn {given.seed}", numbers, source, run.commit[:7], run.date[:10], run.torch)
+    files.append_line(given.file, points.record_line(record))
+    drawn = (
+        problem for problem in shapes.drawn(given.seed, numbers, training=True) if least <= _steps(problem) <= most
+    )
+    count = 0
+    for found in layer_times.measured(drawn, device, record, seconds=given.seconds):
+        for point in found:
+            files.append_line(given.file, points.point_line(point))
+        count += 1
+    print(f"{count} shapes", flush=True)
+    return 0
+
+
+def add(given: argparse.Namespace) -> int:
+    """Run `add`."""
+    path = given.rates / f"{slug(given.name)}.jsonl"
+    known = points.read(path.read_text().splitlines())
+    there = {(point.kernel, point.problem) for point in known}
+    new: dict[Key, Point] = {}
+    for file in given.files:
+        for point in points.read(file.read_text().splitlines()):
+            if point.record.device.name == given.name and (point.kernel, point.problem) not in there:
+                new[point.kernel, point.problem] = point
+    device = known[-1].record.device  # as everywhere in the file, so that the work is stated for the same numbers
+    further = [
+        dataclasses.replace(
+            point,
+            work=kernel_named(point.kernel).work(point.problem, device),
+            record=dataclasses.replace(point.record, device=device),
+        )
+        for point in new.values()
+    ]
+    files.write_text(path, "\n".join(points.lines([*known, *further])) + "\n")
+    print(f"{path.name}: {len(new)} further calls")
+    return 0
+
+
+def _steps(problem: Problem) -> int:
+    return problem.time * problem.num_layers * problem.num_directions
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the script."""
-    parser = argparse.ArgumentParser(description="Measure calls again that predictions rest on.")
+    parser = argparse.ArgumentParser(description="Measure the calls that predictions rest on, and write their times.")
     commands = parser.add_subparsers(required=True)
-    of_measure, of_write = commands.add_parser("measure"), commands.add_parser("write")
-    of_measure.add_argument("file", type=Path, help="file that the calls are appended to")
-    of_measure.add_argument("--seconds", type=float, default=60.0, help="after which no call begins (default: 60)")
-    of_measure.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    of_measure.set_defaults(function=measure)
-    of_write.add_argument("files", type=Path, nargs="+", help="files of `measure`, lstm.jsonl or gru.jsonl")
-    of_write.add_argument(
-        "--name", default="NVIDIA H200", help="the GPU, as its driver names it (default: NVIDIA H200)"
-    )
-    of_write.add_argument("--rates", type=Path, default=RATES, help="folder of the files of measured times")
-    of_write.set_defaults(function=write)
-    for each in (of_measure, of_write):
-        each.add_argument("--kernel", default="persistent", help="kernel of the calls (default: persistent)")
-        each.add_argument("--precision", choices=PRECISIONS, help="of the calls (default: all)")
-        each.add_argument("--direction", choices=(TRAIN, "inference"), default=TRAIN, help=f"(default: {TRAIN})")
-        each.add_argument(
-            "--steps",
-            type=int,
-            nargs=2,
-            default=(1, sys.maxsize),
-            metavar=("LEAST", "MOST"),
-            help="steps of all layers and directions of a call (default: any)",
+    command = {each.__name__: commands.add_parser(each.__name__) for each in (again, write, draw, add)}
+    for each in (again, draw):
+        options = command[each.__name__]
+        options.add_argument("file", type=Path, help="file that the calls are appended to")
+        options.add_argument("--seconds", type=float, default=60.0, help="after which no call begins (default: 60)")
+        options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    for each in (write, add):
+        options = command[each.__name__]
+        options.add_argument("files", type=Path, nargs="+", help="files of `again` or `draw`, lstm.jsonl or gru.jsonl")
+        options.add_argument(
+            "--name", default="NVIDIA H200", help="the GPU, by its driver's name (default: NVIDIA H200)"
         )
+        options.add_argument("--rates", type=Path, default=RATES, help="folder of the files of measured times")
+    for each in (again, write):
+        options = command[each.__name__]
+        options.add_argument("--kernel", default="persistent", help="kernel of the calls (default: persistent)")
+        options.add_argument("--precision", choices=PRECISIONS, help="of the calls (default: all)")
+        options.add_argument("--direction", choices=(TRAIN, "inference"), default=TRAIN, help=f"(default: {TRAIN})")
+    for each in (again, write, draw):
+        steps = "steps of all layers and directions of a call (default: any)"
+        pair, names = (1, sys.maxsize), ("LEAST", "MOST")
+        command[each.__name__].add_argument("--steps", type=int, nargs=2, default=pair, metavar=names, help=steps)
+    command["draw"].add_argument("--seed", type=int, required=True, help="of the shapes")
+    for each in (again, write, draw, add):
+        command[each.__name__].set_defaults(function=each)
     given = parser.parse_args(words)
     return given.function(given)
 

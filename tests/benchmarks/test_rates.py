@@ -1,7 +1,8 @@
-"""`benchmarks/rates_again.py`: how calls are measured again, and how their times are replaced."""
+"""`benchmarks/rates.py`: how calls are measured again or drawn, and how their times are written."""
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from gatewise.benchmarks import layer_times
 from gatewise.benchmarks.layer_times import Times
 from gatewise.cells import LSTM
 from gatewise.contract.device import Device
-from gatewise.selection import points
+from gatewise.selection import kernel_named, points
 
 ROOT = Path(__file__).parents[2]
 H200 = Device.named("h200")
@@ -20,8 +21,8 @@ PACKAGED = points.points(H200.name)
 
 
 @pytest.fixture
-def again():
-    specification = importlib.util.spec_from_file_location("rates_again", ROOT / "benchmarks" / "rates_again.py")
+def script():
+    specification = importlib.util.spec_from_file_location("rates", ROOT / "benchmarks" / "rates.py")
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
@@ -42,19 +43,19 @@ def lines_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_calls_are_measured_and_written_in_their_place(again, rates, monkeypatch, capsys):
+def test_calls_are_measured_and_written_in_their_place(script, rates, monkeypatch, capsys):
     before = read(rates / "nvidia-h200.jsonl")
     monkeypatch.setattr(points, "points", lambda name: before)
-    monkeypatch.setattr(again.Device, "probe", lambda device: H200)
+    monkeypatch.setattr(script.Device, "probe", lambda device: H200)
     monkeypatch.setattr(layer_times, "stopwatch", None)
     monkeypatch.setattr(
-        again,
+        script,
         "measured_again",
         lambda wanted, device, seconds: ((point, Times(2 * point.graph, 3 * point.graph)) for point in wanted),
     )
     options = ["--kernel", "persistent", "--precision", "tf32"]
     file = rates / "again.jsonl"
-    assert again.main(["measure", str(file), "--device", "cpu", *options]) == 0
+    assert script.main(["again", str(file), "--device", "cpu", *options]) == 0
     measured = read(file)
     wanted = [
         each
@@ -64,7 +65,7 @@ def test_calls_are_measured_and_written_in_their_place(again, rates, monkeypatch
     ]
     assert len(wanted) >= 2
     assert {each.problem for each in measured} == {each.problem for each in wanted}
-    assert again.main(["write", str(file), "--rates", str(rates), *options]) == 0
+    assert script.main(["write", str(file), "--rates", str(rates), *options]) == 0
     assert f"\nnvidia-h200.jsonl: {len(wanted)} of " in capsys.readouterr().out
     after = read(rates / "nvidia-h200.jsonl")
     for old, new in zip(before, after, strict=True):
@@ -76,28 +77,28 @@ def test_calls_are_measured_and_written_in_their_place(again, rates, monkeypatch
         assert new.eager == pytest.approx(3 * old.graph, rel=1e-3)
         about = new.record
         assert about.name == f"{old.record.name}, again persistent {about.date} {about.commit}"
-        assert about.source.startswith("benchmarks/rates_again.py: LSTM on the kernel persistent")
+        assert about.source.startswith("benchmarks/rates.py: LSTM on the kernel persistent")
         assert new.record.torch == torch.__version__
 
 
-def test_what_was_measured_is_not_measured_again(again, rates, monkeypatch, capsys):
+def test_what_was_measured_is_not_measured_again(script, rates, monkeypatch, capsys):
     before = read(rates / "nvidia-h200.jsonl")
     monkeypatch.setattr(points, "points", lambda name: before)
-    monkeypatch.setattr(again.Device, "probe", lambda device: H200)
+    monkeypatch.setattr(script.Device, "probe", lambda device: H200)
     counts = []
 
     def measured(wanted, device, seconds):
         counts.append(len(wanted))
         return ((point, Times(point.graph, None)) for point in wanted[:3])
 
-    monkeypatch.setattr(again, "measured_again", measured)
+    monkeypatch.setattr(script, "measured_again", measured)
     for _ in range(2):
-        again.main(["measure", str(rates / "again.jsonl"), "--device", "cpu", "--kernel", "aten"])
+        script.main(["again", str(rates / "again.jsonl"), "--device", "cpu", "--kernel", "aten"])
     assert counts[0] - counts[1] == 3
     assert "1.000 of the former time" in capsys.readouterr().out
 
 
-def test_a_call_that_fails_and_the_time_leave_the_other_calls(again, capsys):
+def test_a_call_that_fails_and_the_time_leave_the_other_calls(script, capsys):
     wanted, built = [each for each in PACKAGED if each.kernel in ("persistent", "aten")][:60:15], []
 
     def watch(kernel, problem, device):
@@ -107,7 +108,7 @@ def test_a_call_that_fails_and_the_time_leave_the_other_calls(again, capsys):
 
     ticks = iter([0.0, 0.0, 1.0, 2.0, 9.0])
     found = list(
-        again.measured_again(
+        script.measured_again(
             wanted,
             torch.device("cpu"),
             seconds=5.0,
@@ -121,7 +122,7 @@ def test_a_call_that_fails_and_the_time_leave_the_other_calls(again, capsys):
     assert "out of memory" in capsys.readouterr().err
 
 
-def test_rows_of_the_benchmark_replace_the_kernel_that_ran(again, rates, tmp_path, capsys):
+def test_rows_of_the_benchmark_replace_the_kernel_that_ran(script, rates, tmp_path, capsys):
     grid = [
         each
         for each in PACKAGED
@@ -130,7 +131,7 @@ def test_rows_of_the_benchmark_replace_the_kernel_that_ran(again, rates, tmp_pat
     (rates / "nvidia-h200.jsonl").write_text("\n".join(points.lines(grid)) + "\n")
     results = ROOT / "benchmarks" / "results"
     files = [str(results / "lstm.jsonl"), str(results / "gru.jsonl")]
-    assert again.main(["write", *files, "--rates", str(rates), "--precision", "tf32"]) == 0
+    assert script.main(["write", *files, "--rates", str(rates), "--precision", "tf32"]) == 0
     after = read(rates / "nvidia-h200.jsonl")
     rows = {
         (row["cell"], row["case"]): row
@@ -159,3 +160,27 @@ def test_rows_of_the_benchmark_replace_the_kernel_that_ran(again, rates, tmp_pat
     for old, new in zip(grid, after, strict=True):
         if old.kernel != "persistent":
             assert dataclasses.replace(new, record=old.record) == old
+
+
+def test_drawn_shapes_are_added_once(script, rates, monkeypatch, capsys):
+    before = read(rates / "nvidia-h200.jsonl")
+    monkeypatch.setattr(script.Device, "probe", lambda device: H200.replace(memory_bytes=150 << 30))
+
+    def measured(problems, device, record, *, seconds):
+        for problem in itertools.islice(problems, 2):
+            yield [points.Point("aten", problem, kernel_named("aten").work(problem, H200), 1e-4, 2e-4, record)]
+        yield [dataclasses.replace(before[0], record=record)]
+
+    monkeypatch.setattr(layer_times, "measured", measured)
+    file = rates / "drawn.jsonl"
+    assert script.main(["draw", str(file), "--device", "cpu", "--seed", "5", "--steps", "1", "8"]) == 0
+    assert "3 shapes" in capsys.readouterr().out
+    for further in (2, 0):
+        assert script.main(["add", str(file), "--rates", str(rates)]) == 0
+        assert f"{further} further calls" in capsys.readouterr().out
+    after = read(rates / "nvidia-h200.jsonl")
+    new = [each for each in after if each.record.name == "drawn 5"]
+    assert list(after) == [*before, *new]
+    assert len(new) == 2
+    assert all(each.problem.time * each.problem.num_layers * each.problem.num_directions <= 8 for each in new)
+    assert all(each.record.device == before[-1].record.device for each in new)
