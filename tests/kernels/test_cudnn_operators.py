@@ -124,3 +124,17 @@ def test_other_cells_state_the_work_and_the_memory_of_their_own_gates(cell, gate
     assert cudnn.workspace_bytes(other, device) < cudnn.workspace_bytes(lstm, device)
     kept_by_lstm, kept_by_other = (sum(spec.nbytes for spec in cudnn.kept(each, device)) for each in (lstm, other))
     assert kept_by_other == kept * kept_by_lstm
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "dtype", "persistent"),
+    [(128, torch.float32, 2), (160, torch.float32, 1), (200, torch.float32, 0), (160, torch.float16, 0)],
+    ids=str,
+)
+def test_the_loops_of_both_passes_are_stated_each(hidden_size, dtype, persistent):
+    problem = Problem(100, 8, 64, hidden_size, num_layers=2, dtype=dtype, needs_grad=True)
+    work = cudnn.work(problem, Device.named("h200"))
+    assert work.exchanges == persistent * 2 * 100
+    # A product over all steps and its sum, and two launches for the steps of each layer or for each of them.
+    assert work.launches == 2 * 2 * (2 + persistent + (2 - persistent) * 100)
+    assert (work.cached_bytes > 0) == (persistent < 2)

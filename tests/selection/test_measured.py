@@ -12,7 +12,7 @@ from gatewise.contract.device import Device
 from gatewise.selection import points, predicted
 
 H200 = Device.named("h200")
-GRID = [point for point in points.points(H200.name) if point.record.name == "grid"]
+GRID = [point for point in points.points(H200.name) if point.record.name.partition(",")[0] == "grid"]
 CELLS = [
     (problem, {point.kernel: point.graph * 1e6 for point in group})
     for problem, group in itertools.groupby(GRID, key=lambda point: point.problem)

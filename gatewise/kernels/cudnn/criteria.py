@@ -211,6 +211,12 @@ def runs_persistent(problem: Problem, device: Device) -> bool:
     return problem.dtype != torch.bfloat16 and _algorithm(problem, device, small) != STANDARD
 
 
+def persistent_loops(problem: Problem, device: Device) -> tuple[bool, ...]:
+    """Whether one kernel runs through all steps of the forward pass, and in training of the backward pass."""
+    forward = runs_persistent(problem.replace(needs_grad=False), device)
+    return (forward, runs_persistent(problem, device)) if problem.needs_grad else (forward,)
+
+
 def why_not_persistent(problem: Problem, device: Device) -> dict[str, tuple[Refusal, ...]]:
     """Return each persistent algorithm's unmet demands; empty once both passes run on one of them."""
     units = _small_units(problem)

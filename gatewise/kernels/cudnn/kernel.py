@@ -46,13 +46,14 @@ class _Cudnn:
         return criteria.algorithm(problem, device)
 
     def work(self, problem: Problem, device: Device) -> Work:
-        passes, directions = (3, 2) if problem.needs_grad else (1, 1)  # products; loops over the steps
+        passes = 3 if problem.needs_grad else 1
         layers = problem.num_layers * problem.num_directions
         steps = problem.time * layers
         tokens = problem.batch * steps
         # Weights are read once; in training they are also transposed, and gradients are cleared, summed and copied.
         weights = problem.parameter_count * (5 if problem.needs_grad else 1)
-        persistent = criteria.runs_persistent(problem, device)
+        loops = criteria.persistent_loops(problem, device)
+        launched, persistent = loops.count(False), loops.count(True)
         # The sums and the states of every step are written and read.
         values = 2 * (len(problem.cell.sums) + len(problem.cell.states) + 1)
         tensors = problem.weights_per_direction * layers if problem.needs_grad else 0
@@ -60,14 +61,12 @@ class _Cudnn:
             matmul_flops=passes * problem.matmul_flops,
             bytes_moved=(passes * values * tokens * problem.hidden_size + weights) * problem.element_bytes,
             # Products over all steps, their sums, and a persistent loop or, at every step, a product and the cell.
-            launches=2 * directions * (layers + (layers if persistent else steps)),
+            launches=2 * (len(loops) * layers + launched * steps + persistent * layers),
             operators=6 + tensors + (6 if problem.needs_grad else 0),
-            exchanges=directions * steps if persistent else 0,
+            exchanges=persistent * steps,
         )
-        if persistent:
-            return work
         matrix = problem.gate_rows * problem.state_size * problem.element_bytes
-        return work + read_again(matrix, directions * steps, device)
+        return work + read_again(matrix, launched * steps, device)
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         if not problem.needs_grad:

@@ -83,13 +83,13 @@ class _Persistent:
         moved = weights * (4 if problem.needs_grad else 1)
         if problem.hidden_size % 8:  # copies of weights and states with their sizes rounded up
             moved += weights * (6 if problem.needs_grad else 2)
-        tokens, state = problem.num_directions * problem.time * problem.batch, hidden_of(problem.state_size)
-        recurrent = 8.0 * layers * tokens * hidden * state
+        tokens = problem.num_directions * problem.time * problem.batch
+        recurrent = 2.0 * layers * tokens * problem.gate_rows * problem.state_size
         # Planes around the loops; four less where gradients have no memory of their own that had to be filled.
         around = 9.0 if not problem.needs_grad else 26.0 if overwrites_gates(problem) else 30.0
         around += _planes_of_cell(problem)
-        between = 8.0 * pairs * tokens * hidden * hidden  # made in the loop, too
-        products = max(0.0, passes * problem.matmul_flops - (2 if problem.needs_grad else 1) * recurrent - between)
+        between = 2.0 * pairs * tokens * problem.gate_rows * problem.state_size  # made in the loop, too
+        products = passes * problem.matmul_flops - (2 if problem.needs_grad else 1) * recurrent - between
         work = Work(
             matmul_flops=products,
             exact_flops=products if exact_products(problem) else 0.0,

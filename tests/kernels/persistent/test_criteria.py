@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gatewise.cells import GRU, LSTM, RNN
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.kernel import persistent
@@ -85,6 +86,24 @@ def test_exact_weights_take_twice_the_room_of_rounded_ones():
 def test_float32_is_planned_and_kept_in_its_own_size():
     assert all(spec.dtype == torch.float32 for spec in persistent.kept(IN_TF32.replace(traced=True), H200))
     assert persistent.algorithm(IN_TF32, H200) != persistent.algorithm(PROBLEM, H200)
+
+
+@pytest.mark.parametrize("hidden_size", [256, 41])
+@pytest.mark.parametrize(("cell", "gates"), [(LSTM(), 4), (GRU(), 3), (RNN(), 1)], ids=repr)
+def test_the_work_of_libraries_is_the_products_outside_the_loops(cell, gates, hidden_size):
+    # Of the input; in training also the gradients of x, of the input weights and of the recurrent weights.
+    problem = Problem(20, 8, 64, hidden_size, dtype=torch.bfloat16, cell=cell)
+    row = 2 * 20 * 8 * gates * hidden_size
+    assert persistent.work(problem, H200).matmul_flops == pytest.approx(row * 64)
+    training = persistent.work(problem.replace(needs_grad=True), H200)
+    assert training.matmul_flops == pytest.approx(row * (3 * 64 + hidden_size))
+
+
+@pytest.mark.parametrize("cell", [LSTM(), GRU()], ids=repr)
+def test_products_of_float16_factors_are_part_of_all_products(cell):
+    pair = IN_TF32.replace(time=35, batch=20, input_size=650, hidden_size=650, num_layers=2, cell=cell)
+    work = persistent.work(pair, H200)
+    assert 0 < work.half_flops <= work.matmul_flops
 
 
 def test_states_its_work_and_what_it_keeps():
