@@ -184,6 +184,14 @@ def test_several_units_of_a_thread_let_all_rows_be_computed_at_once():
     assert cut.cells == 2
 
 
+def test_several_units_of_a_thread_leave_weights_of_many_tiles_in_shared_memory():
+    # With two of four tiles in registers, the assembler spills, and a step takes twice as long (loops.jsonl).
+    cell = LayerNormLSTM()
+    cut = tilings.tiling(512, 128, 1, Device.named("h200"), True, 2, False, cell_size_of(cell, backward=True))
+    assert cut is not None
+    assert (cut.cells, cut.tiles, cut.resident) == (2, 4, 1)
+
+
 def test_several_units_of_a_thread_in_clusters(monkeypatch, in_clusters):
     sources = in_clusters(2)
     real = tilings.fits

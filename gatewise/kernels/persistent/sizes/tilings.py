@@ -110,9 +110,10 @@ class Tiling:
 
     @property
     def _cell_registers(self) -> int:
-        # Further cells of a thread take fewer than the first one in backward passes of 16 bits, but not in others.
+        # Further cells of a thread take fewer than the first one in backward passes of 16 bits, but not in others, nor
+        # beside the sums of many tiles, where the assembler spills.
         own = self.cell_size.registers if self.cell_size else 0
-        further = own * 2 // 3 if self.backward and self.value_bytes == 2 else own
+        further = own * 2 // 3 if self.backward and self.value_bytes == 2 and self.tiles <= 2 else own
         return own + (self.cells - 1) * further
 
     @property
