@@ -29,7 +29,7 @@ loads of these beyond the first, and the steps."""
 
 PHASES: dict[str, tuple[str, ...]] = {
     "forward": ("product", "barrier", "cells", "store", "loads", "masks", "keep", "begin"),
-    "backward": ("product", "barrier", "send", "slopes", "await", "cells", "store", "loads", "masks", "begin"),
+    "backward": ("product", "barrier", "send", "slopes", "await", "cells", "store", "loads", "masks", "pause", "begin"),
     "row_forward": ("product", "barrier", "sums", "output", "store", "loads", "masks", "keep", "begin"),
     "row_backward": (
         *("product", "barrier", "send", "await", "sums", "output", "store", "totals", "loads", "masks", "begin"),
@@ -280,9 +280,10 @@ _MARKS: dict[str, tuple[tuple[Callable[[str, str, str], str], str, str], ...]] =
         (_before, "#if SPLIT > 1\n            // This wait has no limit", "slopes"),
         (_after, _ARRIVAL, "await"),
         (_after, "                grads[cell] = exchanged(grad, active);\n            }", "cells"),
-        (_after, f"{_DGATES}grads[cell]);\n                }}", "store"),
+        (_after, "row, first_unit + at.unit, grads[cell]);\n            }", "store"),
         (_before, _BACKWARD_MASKS, "loads"),
         (_after, _BACKWARD_MASKS, "masks"),
+        (_before, "            if (!between) begin_product(words, row_at, step + 1);", "pause"),
         (_after, "            if (!between) begin_product(words, row_at, step + 1);", "begin"),
     ),
     "row_backward": (

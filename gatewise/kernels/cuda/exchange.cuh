@@ -52,6 +52,11 @@ __device__ __forceinline__ void store_exchanged(Value* to, u32 word) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }
 
+// Stores it if `wanted`, without a branch.
+__device__ __forceinline__ void store_exchanged_if(bool wanted, Value* to, u32 word) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\t@p st.relaxed.gpu.global.u32 [%0], %1;\n\t}" ::"l"(to), "r"(word), "r"((int)wanted) : "memory");
+}
+
 __device__ __forceinline__ void store_exchanged(Value* to, uint2 words) {
     asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(to), "r"(words.x), "r"(words.y) : "memory");
 }

@@ -13,7 +13,13 @@
 using Gates = Kept;            // four numbers of a unit: gate sums, kept gates, or gradients
 using FourGates = FourValues;  // the words of four gates: of one unit, or of one gate of four units
 
+// The functions ending in `_if` load, store or prefetch if `wanted`; a value that is not loaded is zero. In 16 bits they have no
+// branch: with branches around the loads of its cells, a thread waits longer than for the loads. In float32, with branches
+// around all of them, they are always wanted.
 #if VALUE_BYTES == 4
+constexpr bool BRANCHES = true;
+
+__device__ __forceinline__ u32 load_if(bool, const Value* at) { return *at; }
 
 // The index at which a lane loads and stores the gates of a cell in a tensor [B, 4H].
 __device__ __forceinline__ u32 gates_place(int row, int unit) { return row * 4 * HIDDEN + unit; }
@@ -22,6 +28,8 @@ __device__ __forceinline__ FourGates load_gates(const Value* at) {
     return make_uint4(at[0], at[HIDDEN], at[2 * HIDDEN], at[3 * HIDDEN]);
 }
 
+__device__ __forceinline__ FourGates load_gates_if(bool, const Value* at) { return load_gates(at); }
+
 __device__ __forceinline__ void store_gates(Value* at, FourGates gates) {
     at[0] = gates.x, at[HIDDEN] = gates.y, at[2 * HIDDEN] = gates.z, at[3 * HIDDEN] = gates.w;
 }
@@ -29,6 +37,8 @@ __device__ __forceinline__ void store_gates(Value* at, FourGates gates) {
 __device__ __forceinline__ void prefetch_gates(const Value* at) {
     prefetch(at), prefetch(at + HIDDEN), prefetch(at + 2 * HIDDEN), prefetch(at + 3 * HIDDEN);
 }
+__device__ __forceinline__ void prefetch_gates_if(bool, int, const Value* at) { prefetch_gates(at); }
+__device__ __forceinline__ void prefetch_value_if(bool, int, const Value* at) { prefetch(at); }
 
 // The same for gates that other blocks wait for.
 __device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) {
@@ -72,6 +82,9 @@ __device__ __forceinline__ void store_exchanged_gates(Value* plane, int row, int
     store_exchanged(to, words.x), store_exchanged(to + HIDDEN, words.y);
     store_exchanged(to + 2 * HIDDEN, words.z), store_exchanged(to + 3 * HIDDEN, words.w);
 }
+__device__ __forceinline__ void store_exchanged_gates_if(bool, Value* plane, int row, int unit, FourGates words) {
+    store_exchanged_gates(plane, row, unit, words);
+}
 
 // Replaces the gate sums in four words, one word for each gate, by what a function returns for the sums of a unit and its index
 // in the word.
@@ -83,6 +96,13 @@ __device__ __forceinline__ void replace_gates(u32& x, u32& y, u32& z, u32& w, Fu
 }
 
 #else
+constexpr bool BRANCHES = false;
+
+__device__ __forceinline__ u32 load_if(bool wanted, const Value* at) {
+    u16 value = 0;
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\t@p ld.global.u16 %0, [%1];\n\t}" : "+h"(value) : "l"(at), "r"((int)wanted));
+    return value;
+}
 
 // The index at which a lane loads and stores in a tensor [B, 4H]: lane j of four has gate j of their four units.
 __device__ __forceinline__ u32 gates_place(int row, int unit) {
@@ -90,8 +110,17 @@ __device__ __forceinline__ u32 gates_place(int row, int unit) {
 }
 
 __device__ __forceinline__ FourGates load_gates(const Value* at) { return *(const uint2*)at; }
+__device__ __forceinline__ FourGates load_gates_if(bool wanted, const Value* at) {
+    uint2 words = {0, 0};
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %3, 0;\n\t@p ld.global.v2.u32 {%0,%1}, [%2];\n\t}" : "+r"(words.x), "+r"(words.y) : "l"(at), "r"((int)wanted));
+    return words;
+}
 __device__ __forceinline__ void store_gates(Value* at, FourGates gates) { *(uint2*)at = gates; }
 __device__ __forceinline__ void prefetch_gates(const Value* at) { prefetch(at); }
+
+// Of the units whose values share a sector of the cache, which has 32 bytes, only the first ones prefetch it.
+__device__ __forceinline__ void prefetch_gates_if(bool wanted, int unit, const Value* at) { prefetch_if(wanted && unit % 16 < 4, at); }
+__device__ __forceinline__ void prefetch_value_if(bool wanted, int unit, const Value* at) { prefetch_if(wanted && unit % 16 == 0, at); }
 
 // The same for gates that other blocks wait for.
 __device__ __forceinline__ FourGates load_gates_exchanged(const Value* at) { return load_exchanged_word_pair(at); }
@@ -122,6 +151,11 @@ __device__ __forceinline__ void store_exchanged_gates(Value* plane, int row, int
     Value* const to = plane + (u32)(row * 4 * HIDDEN + (threadIdx.x & 1) * 2 * HIDDEN + (unit & ~1));
     store_exchanged(to, words.x);
     store_exchanged(to + HIDDEN, words.y);
+}
+__device__ __forceinline__ void store_exchanged_gates_if(bool wanted, Value* plane, int row, int unit, FourGates words) {
+    Value* const to = plane + (u32)(row * 4 * HIDDEN + (threadIdx.x & 1) * 2 * HIDDEN + (unit & ~1));
+    store_exchanged_if(wanted, to, words.x);
+    store_exchanged_if(wanted, to + HIDDEN, words.y);
 }
 
 // Replaces the gate sums in four words, one word for each gate, by what a function returns for the sums of a unit and its index

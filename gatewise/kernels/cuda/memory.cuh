@@ -2,8 +2,11 @@
 #pragma once
 #include "numbers.cuh"
 
-// Prefetches values into the second-level cache.
+// Prefetches values into the second-level cache; and does so if `wanted`, without a branch.
 __device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+__device__ __forceinline__ void prefetch_if(bool wanted, const void* at) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %1, 0;\n\t@p prefetch.global.L2 [%0];\n\t}" ::"l"(at), "r"((int)wanted));
+}
 
 // Loads 16 bytes of a row with `size` elements from element k on; zeros after its end, and if not `exists`. With a branch, the
 // compiler would wait for each load before the next one.

@@ -38,6 +38,11 @@ _STATIC = re.compile(r"__shared__ ([\w ]+?) (\w+)(\[[^\]]*\])?;")
 # Instructions as statements with their operands; the functions are those of fibers.cpp.
 _STATEMENTS = {
     '"" : "+r"': "(void)0",
+    "@p st.relaxed.gpu.global.u32": "if ({2}) *(unsigned*)({0}) = {1}",
+    "@p ld.global.u8": "if ({2}) std::memcpy(&{0}, {1}, 1)",
+    "@p ld.global.u16": "if ({2}) std::memcpy(&{0}, {1}, 2)",
+    "@p ld.global.u32": "if ({2}) std::memcpy(&{0}, {1}, 4)",
+    "@p ld.global.v2.u32": "if ({3}) std::memcpy(&{0}, {2}, 4), std::memcpy(&{1}, (char*)({2}) + 4, 4)",
     "@p ld.global.v4.u32": "if ({5}) std::memcpy(&{0}, {4}, 16)",
     "cp.async.ca.shared.global": "copy_to_shared({0}, {1}, {2}, {3})",
     "cp.async.cg.shared.global": "copy_to_shared({0}, {1}, 16, {2})",

@@ -11,7 +11,8 @@
 //
 // Compile-time constants (the tiling, see tilings.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // SPLIT (1, 2 or 4), ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, STAGED, SHARED_BYTES; RAGGED (rows have
-// lengths), STACKED; RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with
+// lengths), STACKED; PAUSE (in 16 bits: the clock cycles between the stores of a step and the first loads of those of other
+// blocks); RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with
 // masks, those of masks.cuh.
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
@@ -174,18 +175,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
         u32 cell_now[CELLS];
         Inputs input[CELLS], coming[CELLS];  // the values for the next step, and for the one after it, as loaded
         // Only the state before a step is loaded: the state after it is the one that was `before` of the step visited last.
-        auto own_state = [&](Place at) { return (direction * p.batch + ends.place(at.row)) * (size_t)SIZE + first_unit + at.unit; };
+        // A cell that does not exist has the addresses of the first row, which it does not use.
+        auto row_of_group = [&](Place at) { return BRANCHES || at.exists ? at.row : 0; };
+        auto own_state = [&](Place at) { return (direction * p.batch + ends.place(row_of_group(at))) * (size_t)SIZE + first_unit + at.unit; };
         auto is_real = [&](Place at) { return first_unit + at.unit < SIZE; };
-        auto dy_column = [&](Place at) { return (u32)(ends.place(at.row) * p.row * p.directions * dy_width + first_unit + at.unit); };
-        auto load_above = [&](const Value* at) -> u32 { return STACKED ? load_exchanged_value(at) : *at; };
+        auto dy_column = [&](Place at) { return (u32)(ends.place(row_of_group(at)) * p.row * p.directions * dy_width + first_unit + at.unit); };
         auto load = [&](int cell, int step) -> Inputs {
             const int t = reverse ? step : steps - 1 - step;
-            if (between || !inside[cell] || step >= steps) return {four_zeros(), 0, 0};
+            const bool wanted = !between && inside[cell] && step < steps;
+            if (BRANCHES && !wanted) return {four_zeros(), 0, 0};
             const Place at = place_of(cell);
-            const bool first = reverse ? t + 1 >= ends.of(at.row) : t == 0;
+            const bool first = reverse ? t + 1 >= ends.of(row_of_group(at)) : t == 0;
             const Value* const before = first ? p.c0 + own_state(at) : step_of(cells, reverse ? t + 1 : t - 1, step_values) + own[cell];
-            return {load_gates(step_of(gates, t, 4 * step_values) + four_own[cell]), !first || is_real(at) ? *before : 0u,
-                    dy && is_real(at) ? load_above(step_of(dy, t, dy_step_values) + dy_column(at)) : 0u};
+            const bool carries = !first || is_real(at), above = wanted && dy && is_real(at);
+            auto dy_at = [&] { return step_of(dy, t, dy_step_values) + dy_column(at); };
+            return {load_gates_if(wanted, step_of(gates, t, 4 * step_values) + four_own[cell]), !BRANCHES || carries ? load_if(wanted && carries, before) : 0u,
+                    STACKED ? above ? load_exchanged_value(dy_at()) : 0u : !BRANCHES || above ? load_if(above, dy_at()) : 0u};
         };
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
@@ -331,18 +336,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                 grads[cell] = exchanged(grad, active);
             }
 #pragma unroll
-            for (int cell = 0; cell < CELLS; ++cell)
-                if (inside[cell] && t >= 0 && t < steps) {
-                    const Place at = place_of(cell);
+            for (int cell = 0; cell < CELLS; ++cell) {
+                const bool stores = inside[cell] && t >= 0 && t < steps;
+                if ((BRANCHES || between) && !stores) continue;
+                const Place at = place_of(cell);
+                const int row = ends.place(row_of_group(at)) * p.row;
 #if STACKED
-                    if (between) {
-                        const u32 column = ends.place(at.row) * p.row * HIDDEN + first_unit + at.unit;
-                        if (lane % VALUES_PER_WORD == 0) store_exchanged(step_of(p.dy_between, t, step_values) + column, handed[cell]);
-                        continue;
-                    }
-#endif
-                    store_exchanged_gates(step_of(dgates, t, 4 * step_values), ends.place(at.row) * p.row, first_unit + at.unit, grads[cell]);
+                if (between) {
+                    if (lane % VALUES_PER_WORD == 0) store_exchanged(step_of(p.dy_between, t, step_values) + (u32)(row * HIDDEN + first_unit + at.unit), handed[cell]);
+                    continue;
                 }
+#endif
+                store_exchanged_gates_if(stores, step_of(dgates, t, 4 * step_values), row, first_unit + at.unit, grads[cell]);
+            }
+#if PAUSE
+            const long long stored = clock64();
+#endif
 #if EXACT
             // These sums take several operations, and no other block waits for them.
 #pragma unroll
@@ -355,14 +364,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                 input[cell] = EARLIER == 2 ? coming[cell] : load(cell, step + 1);
                 input[cell].gates = gathered(input[cell].gates);
                 if (EARLIER == 2) coming[cell] = load(cell, step + 2);
-                if (FETCHES && !between && inside[cell] && step + FETCHED_AHEAD < steps) {
+                const bool fetches = FETCHES && !between && inside[cell] && step + FETCHED_AHEAD < steps;
+                if (FETCHES && (!BRANCHES || fetches)) {
+                    const Place at = place_of(cell);
                     const int later = reverse ? t + FETCHED_AHEAD : t - FETCHED_AHEAD;
-                    prefetch_gates(step_of(gates, later, 4 * step_values) + four_own[cell]);
-                    prefetch(step_of(cells, later, step_values) + own[cell]);
-                    if (dy && dy_is_there && is_real(place_of(cell))) prefetch(step_of(dy, later, dy_step_values) + dy_column(place_of(cell)));
+                    const bool above = fetches && dy && dy_is_there && is_real(at);
+                    prefetch_gates_if(fetches, at.unit, step_of(gates, later, 4 * step_values) + four_own[cell]);
+                    prefetch_value_if(fetches, at.unit, step_of(cells, later, step_values) + own[cell]);
+                    if (!BRANCHES || above) prefetch_value_if(above, at.unit, step_of(dy, later, dy_step_values) + dy_column(at));
                 }
                 masks.advance(ends, first_unit, cell, reverse ? t + 1 : t - 1, reverse ? t + 2 : t - 2, reverse ? t + FETCHED_AHEAD : t - FETCHED_AHEAD);
             }
+#if PAUSE
+            // Loads that begin before other blocks' values are there have to be repeated.
+            if (!between) while (clock64() - stored < PAUSE) {}
+#endif
             if (!between) begin_product(words, row_at, step + 1);
             episodes.advance(ends, reverse ? t + 2 : t - 2, parity);
         }

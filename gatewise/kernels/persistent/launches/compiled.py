@@ -104,12 +104,20 @@ def launch_of(
     file = name if fused else f"row_{name}"
     if not fused:
         macros["PAUSE"] = int(ranking.weights(device, "persistent statistics")["pause"])
+    elif chosen.backward and chosen.value_bytes == 2 and not pair:
+        macros["PAUSE"] = _pause(chosen, device)
 
     def compile_pass() -> bytes:
         return toolchain.compile_source(SOURCES / f"{file}.cu", device.architecture, macros, code_of(cell))
 
     source = file, device.architecture, tuple(macros.items()), cell
     return Launch(chosen, f"recurrent_{file}", shape, compile_pass, source)
+
+
+def _pause(chosen: Tiling, device: Device) -> int:
+    """Return the clock cycles between the stores of a step and the first loads of what other blocks stored."""
+    pauses = ranking.weights(device, "persistent pauses")
+    return int(next(pauses[most] for most in sorted(pauses, key=float) if chosen.blocks <= float(most)))
 
 
 def pointers_of_each_direction(*names: str) -> list[tuple[str, type]]:
