@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from gatewise.contract.errors import ArgumentError, CheckpointError
 from gatewise.training import RunFolder, TrainingOptions, read_tensors
+from gatewise.training import processes as processes_module
 from gatewise.training.graph import WARMUPS, ReplayedStep, cuda_graphs
 from gatewise.training.loop import CHECKPOINT
 from gatewise.training.optimizers import build_optimizer
@@ -262,6 +264,22 @@ def fails_in_the_second():
 def test_an_error_in_a_process_of_torchrun_ends_all():
     with pytest.raises(ChildFailedError, match="ValueError: the reason"):
         under_torchrun(fails_in_the_second)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_process_group_of_pytorch_2_6_is_left_by_its_backend(monkeypatch, device):
+    class Group:
+        """The functions that PyTorch 2.6 has."""
+
+        def _get_backend(self, device):
+            return types.SimpleNamespace(abort=lambda: aborted.append(device.type))
+
+    aborted = []
+    monkeypatch.setattr(
+        processes_module, "distributed", types.SimpleNamespace(group=types.SimpleNamespace(WORLD=Group()))
+    )
+    processes_module._abort(torch.device(device))
+    assert aborted == (["cuda"] if device == "cuda" else [])  # that for the CPU has no such function and does not wait
 
 
 def test_alone_nothing_is_exchanged():
