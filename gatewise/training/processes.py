@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import os
@@ -200,7 +201,18 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
         with notifying_failures(rank, count, processes.broadcast, release, abort):
             yield processes
     finally:
-        distributed.destroy_process_group()
+        _leave()
+
+
+def _leave() -> None:
+    """Destroy the process group."""
+    group = distributed.group.WORLD
+    if group is not None and not hasattr(group, "shutdown"):
+        # PyTorch 2.6 ends gloo's threads when it frees the group, and then keeps the GIL, for which the thread of the
+        # last collective may be waiting. There, a reference that is never given back keeps the group until the process
+        # ends.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    distributed.destroy_process_group()
 
 
 def _abort(device: torch.device) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import types
+import weakref
 from typing import NamedTuple
 
 import pytest
@@ -280,6 +281,24 @@ def test_a_process_group_of_pytorch_2_6_is_left_by_its_backend(monkeypatch, devi
     )
     processes_module._abort(torch.device(device))
     assert aborted == (["cuda"] if device == "cuda" else [])  # that for the CPU has no such function and does not wait
+
+
+@pytest.mark.parametrize("frees_safely", [False, True])
+def test_a_process_group_of_pytorch_2_6_is_kept_until_the_process_ends(monkeypatch, frees_safely):
+    """There, freeing one may wait for a thread that waits for the GIL."""
+
+    class World:
+        pass
+
+    if frees_safely:
+        World.shutdown = None  # which newer versions have
+    held = types.SimpleNamespace(WORLD=World())
+    group = weakref.ref(held.WORLD)
+    destroyed = types.SimpleNamespace(group=held, destroy_process_group=lambda: delattr(held, "WORLD"))
+    monkeypatch.setattr(processes_module, "distributed", destroyed)
+    processes_module._leave()
+    assert not hasattr(held, "WORLD")
+    assert (group() is None) == frees_safely
 
 
 def test_alone_nothing_is_exchanged():
