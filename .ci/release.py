@@ -133,10 +133,17 @@ def check(interpreter: str, torch: str, extras: str, package: Path, source: Path
             run(python, "-m", "gatewise", *command.split(), cwd=folder)
         if options.tests:
             run(python, "-m", "pip", "install", "--quiet", *options.pip, *tools())
-            tests = options.tests if extras else [test for test in LIGHT if _within(test, options.tests)]
+            tests = options.tests if extras else light(options.tests)
             words = ["-n", options.workers, "-m", "not gpu and not exhaustive and not slow", *tests]
             if tests:
                 run(python, "-m", "pytest", *words, cwd=source)
+
+
+def light(asked: Sequence[str]) -> list[str]:
+    """Return those of the asked tests that need no extras."""
+    given = [str(Path(test)) for test in asked]
+    narrower = [test for test in given if _within(test, LIGHT) and test not in LIGHT]
+    return [test for test in LIGHT if _within(test, given)] + narrower
 
 
 def tools() -> list[str]:

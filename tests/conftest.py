@@ -24,9 +24,15 @@ def pytest_collection():
 def pytest_collection_modifyitems(items):
     import torch  # not in the process that only distributes the tests
 
+    from tests.compilers import knows
+
     # Files with slow tests come first, so that none of them is left to one worker at the end.
     slow = {item.path for item in items if "slow" in item.keywords}
     items.sort(key=lambda item: item.path not in slow)
+    for item in items:
+        architecture = item.callspec.params.get("architecture") if hasattr(item, "callspec") else None
+        if isinstance(architecture, str) and not knows(architecture):
+            item.add_marker(pytest.mark.skip(reason=f"the installed NVRTC does not know {architecture}"))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device; run with `make gpu-test` on a machine that has one")

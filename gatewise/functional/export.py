@@ -29,8 +29,9 @@ _SCANS = torch.__version__ >= "2.13"
 
 
 def is_exporting() -> bool:
-    """Return whether `torch.export` traces a graph; versions of PyTorch that cannot tell it return False."""
-    return getattr(torch.compiler, "is_exporting", lambda: False)()
+    """Return whether `torch.export` traces a graph; with PyTorch 2.6 only one of ``strict=False``."""
+    # PyTorch 2.6 has no such function. There, only `torch.export` lets the other one be true outside of Dynamo.
+    return getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
 
 
 # Without this, `torch.compile` of PyTorch 2.11 takes the function of PyTorch as always true.
@@ -173,9 +174,10 @@ def _in_steps(
 def _is_fixed(size: int) -> bool:
     """Return whether a size is a number in the graph, instead of a symbol."""
     # The module is loaded wherever a graph is traced, and loading it takes longer than gatewise itself.
-    from torch.fx.experimental.symbolic_shapes import has_static_value
+    from torch.fx.experimental import symbolic_shapes
 
-    return has_static_value(size)
+    # PyTorch 2.6 has only the second function, which takes a symbol of a single possible value for variable.
+    return getattr(symbolic_shapes, "has_static_value", symbolic_shapes.is_concrete_int)(size)
 
 
 def _in_onnx_export() -> bool:

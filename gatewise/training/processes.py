@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import os
@@ -196,17 +197,34 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
         distributed.init_process_group("gloo", **rendezvous())
     processes = Processes(rank, count, chosen, int(os.environ.get("GROUP_WORLD_SIZE", "1")))
     try:
-        with notifying_failures(rank, count, processes.broadcast, functools.partial(_release, chosen), _abort):
+        release, abort = functools.partial(_release, chosen), functools.partial(_abort, chosen)
+        with notifying_failures(rank, count, processes.broadcast, release, abort):
             yield processes
     finally:
-        distributed.destroy_process_group()
+        _leave()
 
 
-def _abort() -> None:
+def _leave() -> None:
+    """Destroy the process group."""
+    group = distributed.group.WORLD
+    if group is not None and not hasattr(group, "shutdown"):
+        # PyTorch 2.6 ends gloo's threads when it frees the group, and then keeps the GIL, for which the thread of the
+        # last collective may be waiting. There, a reference that is never given back keeps the group until the process
+        # ends.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    distributed.destroy_process_group()
+
+
+def _abort(device: torch.device) -> None:
     """Leave the process group without synchronising, which would wait for processes that wait for this one."""
-    if distributed.group.WORLD is not None:
-        with contextlib.suppress(RuntimeError):
-            distributed.group.WORLD.abort()
+    group = distributed.group.WORLD
+    if group is None:
+        return
+    if not hasattr(group, "abort"):  # PyTorch 2.6, of whose backends only NCCL's would synchronise
+        _release(device)
+        return
+    with contextlib.suppress(RuntimeError):
+        group.abort()
 
 
 def _release(device: torch.device) -> None:

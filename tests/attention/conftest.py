@@ -1,12 +1,13 @@
 """Without a GPU, Triton's interpreter runs the fused kernel, on the CPU; it has to be asked for before Triton loads."""
 
-import importlib.util
 import os
 
 import pytest
 import torch
 
-if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
+from tests.compilers import interprets
+
+if interprets() and not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 

@@ -1,7 +1,5 @@
 """The call: autograd, one step, options that count, what lies beyond a length, and errors that say what to change."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 
@@ -10,11 +8,12 @@ from gatewise import attention
 from gatewise.attention.choice import decide
 from gatewise.attention.problem import Problem, Score
 from gatewise.testing.attention import compare, make_gradients, make_inputs
+from tests.compilers import runs_triton
 
 KERNELS = [
     "reference",
     "recompute",
-    pytest.param("fused", marks=pytest.mark.skipif(not find_spec("triton"), reason="needs Triton: pip install triton")),
+    pytest.param("fused", marks=pytest.mark.skipif(not runs_triton(), reason="needs Triton that runs here")),
 ]
 PROBLEM = Problem(5, 7, 4, 31, 9, ragged=True, needs_grad=True)
 LENGTHS = [7, 1, 0, 3]

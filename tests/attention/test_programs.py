@@ -10,6 +10,7 @@ import torch
 
 from gatewise.attention.fused import launch
 from gatewise.attention.problem import Problem
+from tests.compilers import triton_version
 
 # In a separate process, because this one may have turned Triton's interpreter on.
 COMPILE = r"""
@@ -90,6 +91,8 @@ print(json.dumps(found))
 )
 def test_programs_compile_and_spill_next_to_nothing(architecture, dtype, norm):
     pytest.importorskip("triton", reason="needs Triton: pip install triton")
+    if triton_version() < (3, 3):
+        pytest.skip("compiles by arguments that Triton 3.2 does not have")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     outcome = subprocess.run(
         [sys.executable, "-c", COMPILE, str(architecture), dtype, str(norm)],

@@ -1,7 +1,5 @@
 """A decoder's loop: context, query's gradient at each step, and the source's gradients once, against float64."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 
@@ -12,12 +10,13 @@ from gatewise.attention.choice import ALL, decide
 from gatewise.attention.problem import Problem, Score
 from gatewise.contract.device import Device
 from gatewise.testing.attention import compare, make_gradients, make_inputs
+from tests.compilers import runs_triton
 from tests.pairwise import every_pair
 
 KERNELS = [
     "reference",
     "recompute",
-    pytest.param("fused", marks=pytest.mark.skipif(not find_spec("triton"), reason="needs Triton: pip install triton")),
+    pytest.param("fused", marks=pytest.mark.skipif(not runs_triton(), reason="needs Triton that runs here")),
 ]
 RAGGED = Problem(5, 7, 4, 31, 9, ragged=True, needs_grad=True)
 SHAPES = {

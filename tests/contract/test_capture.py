@@ -9,6 +9,11 @@ import torch
 
 from gatewise.contract.capture import captured_graph
 
+# The name in PyTorch 2.6 is the second one.
+END = next(
+    name for name in ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool") if hasattr(torch._C, name)
+)
+
 # A capture that succeeds, by which the generator leaves the one that failed.
 OF_GENERATOR = [("begun", None, None, "global"), "ended", "stream restored"]
 
@@ -55,7 +60,7 @@ def cuda(monkeypatch):
         "graph": graph,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+    for name in (END, "_cuda_releasePool"):
         monkeypatch.setattr(torch._C, name, lambda *given, name=name: done.append((name, *given)))
     return done, generator
 
@@ -77,7 +82,7 @@ def test_a_failed_capture_is_abandoned(cuda):
     done, generator = cuda
     with pytest.raises(RuntimeError, match="not permitted"):
         captured_graph(waits)
-    released = [("_cuda_endAllocateToPool", 1, (0, 7)), ("_cuda_releasePool", 1, (0, 7))]
+    released = [(END, 1, (0, 7)), ("_cuda_releasePool", 1, (0, 7))]
     assert done[1:] == ["stream restored", *released, *OF_GENERATOR]
     assert not hasattr(generator, "state")
 
@@ -102,7 +107,7 @@ def test_a_capture_that_the_allocator_has_ended_is_not_released_twice(cuda, monk
     def ended(*given):
         raise RuntimeError("not currently recording to mempool_id")
 
-    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", ended)
+    monkeypatch.setattr(torch._C, END, ended)
     with pytest.raises(RuntimeError, match="not permitted"):
         captured_graph(waits)
     assert done[1:] == ["stream restored", *OF_GENERATOR]

@@ -58,10 +58,16 @@ def test_what_the_release_installs_is_declared(release):
 
 @pytest.mark.parametrize(
     ("asked", "run"),
-    [(["tests"], True), (["tests/nn/"], False), (["tests/test_import.py", "tests/nn"], True), ([], False)],
+    [
+        (["tests/test_import.py", "tests/nn/"], ["tests/test_import.py", "tests/nn"]),
+        (["tests/nn/test_compile.py", "tests/cli"], ["tests/nn/test_compile.py"]),
+        (["tests/nn", "tests/nn/test_compile.py"], ["tests/nn", "tests/nn/test_compile.py"]),
+        ([], []),
+    ],
 )
 def test_without_extras_some_of_the_tests_are_run(release, asked, run):
-    assert release._within("tests/test_import.py", asked) is run
+    assert release.light(asked) == run
+    assert release.light(["tests"]) == list(release.LIGHT)
 
 
 def test_a_version_that_cannot_be_had_is_skipped_with_a_sentence(release, monkeypatch, capsys, tmp_path):

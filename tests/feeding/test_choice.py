@@ -16,6 +16,7 @@ from gatewise.contract.errors import KernelRefused
 from gatewise.feeding import choice, decoder, kernel, memory
 from gatewise.feeding.elementwise import Plain
 from gatewise.feeding.elementwise_kernels import ElementwiseKernels
+from gatewise.kernels.cuda.deep_products import widens
 
 H200, CPU = Device.named("h200"), Device.named("cpu")
 PROBLEM = feeding.Problem(50, 50, 128, 512, 2, 512, 512, 512)
@@ -93,6 +94,7 @@ def test_the_choice_is_what_runs(monkeypatch):
     )  # fmt: skip
 
 
+@pytest.mark.skipif(not widens(), reason="PyTorch 2.6 has no product of float16 with a float32 result")
 def test_operands_are_float16_only_where_products_may_be_rounded():
     rounded = PROBLEM.replace(allow_tf32=True)
     assert kernel.fused.halves(rounded, H200)

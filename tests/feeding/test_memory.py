@@ -10,6 +10,7 @@ from test_decoder import SIZES, Call
 
 from gatewise import feeding
 from gatewise.contract.device import Device
+from gatewise.kernels.cuda.deep_products import widens
 
 OPTIONS = {
     "default": {},
@@ -82,6 +83,7 @@ def test_nothing_outlives_outputs_that_are_dropped():
     assert found() is None
 
 
+@pytest.mark.skipif(not widens(), reason="PyTorch 2.6 has no product of float16 with a float32 result")
 def test_on_a_gpu_operands_in_float16_take_half():
     sizes = feeding.Problem(50, 50, 128, 512, 2, 512, 512, 512)
     device = Device.named("h200")

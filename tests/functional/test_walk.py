@@ -9,6 +9,8 @@ import gatewise
 from gatewise import functional
 from tests.functional.walk import Stay, Walk, walk
 
+pytestmark = pytest.mark.skipif(sys.version_info >= (3, 13), reason="a walk reads the bytecode of Python 3.11 and 3.12")
+
 LAYER, DIFFERENTIABLE, EXECUTION = "nn/lstm.py", "functional/differentiable.py", "functional/execution.py"
 
 
@@ -18,7 +20,6 @@ def files_until_the_kernel(found):
     return files[: next(index for index, file in enumerate(files) if file.startswith("kernels/"))]
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 13), reason="a walk reads the bytecode of Python 3.11 and 3.12")
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("kernel", ["eager", "auto"])
 def test_the_input_of_a_layer(kernel, training):

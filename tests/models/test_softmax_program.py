@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 
@@ -10,13 +9,17 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tests.compilers import interprets
+
 # The interpreter has to be asked for before Triton loads.
 _ON_GPU = torch.cuda.is_available()
-if not _ON_GPU and importlib.util.find_spec("triton") is not None and "triton" not in sys.modules:
+if not _ON_GPU and interprets() and "triton" not in sys.modules:
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 if not _ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("Triton is loaded without its interpreter", allow_module_level=True)
+    pytest.skip(
+        "Triton is loaded without its interpreter, or the interpreter does not know this NumPy", allow_module_level=True
+    )
 
 DEVICE = pytest.param("cuda", marks=pytest.mark.gpu) if _ON_GPU else "cpu"
 pytestmark = pytest.mark.parametrize("device", [DEVICE])

@@ -163,22 +163,23 @@ class Masks:
         def mask(shape, probability):
             return torch.empty(shape, dtype=torch.bool).bernoulli_(probability)
 
+        def scaled(shape, rate):
+            return mask(shape, 1 - rate).double() / (1 - rate)
+
         if not layer.training:
             self.gaps, self.hidden, self.zoneout = None, None, [rates] * layer.num_layers
             self.candidate = None
             return
         shape, gaps = (T, B, size), range(layer.num_layers - 1)
-        self.gaps = [mask(shape, 1 - layer.dropout) / (1 - layer.dropout) for _ in gaps] if layer.dropout else None
+        self.gaps = [scaled(shape, layer.dropout) for _ in gaps] if layer.dropout else None
         self.hidden = None
         if layer.recurrent_dropout:
-            kept = mask((rows, B, H), 1 - layer.recurrent_dropout)
-            self.hidden = kept.double() / (1 - layer.recurrent_dropout)
+            self.hidden = scaled((rows, B, H), layer.recurrent_dropout)
         self.zoneout, self.candidate = [], [] if layer.candidate_dropout else None
         for _ in range(layer.num_layers):
             self.zoneout.append({name: mask(shape, rate) for name, rate in rates.items()})
             if self.candidate is not None:
-                kept = mask(shape, 1 - layer.candidate_dropout)
-                self.candidate.append(kept.double() / (1 - layer.candidate_dropout))
+                self.candidate.append(scaled(shape, layer.candidate_dropout))
 
 
 def looped(layer, x, states, masks, lengths=None, resets=None):

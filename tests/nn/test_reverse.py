@@ -202,13 +202,10 @@ def test_compiled(dynamic):
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.compiler, "is_exporting"), reason="PyTorch cannot tell torch.export from torch.compile before 2.7"
-)
 def test_an_exported_graph_needs_no_gatewise():
     ours, _ = pair_of("lstm", dtype=torch.float32)
     x = drawn(T, B, F, dtype=torch.float32).detach()
-    program = torch.export.export(ours.eval(), (x,))
+    program = torch.export.export(ours.eval(), (x,), strict=False)
     assert "gatewise" not in str(program.graph)
     torch.testing.assert_close(program.module()(x)[0], ours(x)[0])
 
@@ -221,7 +218,8 @@ def test_onnx(dynamo, tmp_path):
     ours, _ = pair_of("lstm", dtype=torch.float32)
     x, path = drawn(T, B, F, dtype=torch.float32).detach(), tmp_path / "layer.onnx"
     torch.onnx.export(ours.eval(), (x,), path, dynamo=dynamo, input_names=["x"])
-    assert {node.op_type for node in onnx.load(path).graph.node} >= {"LSTM"}
+    if not dynamo or hasattr(torch.onnx, "ops"):  # PyTorch 2.6 can put no such operator into a graph of `torch.export`
+        assert {node.op_type for node in onnx.load(path).graph.node} >= {"LSTM"}
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     found = torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
     torch.testing.assert_close(found, ours(x)[0].detach(), rtol=1e-4, atol=1e-5)

@@ -369,7 +369,9 @@ def test_a_call_that_is_traced_is_refused():
             return stream(x)
 
     for strict in (True, False):
-        with pytest.raises(Exception, match="`stream` must be called directly"):
+        # In a strict export PyTorch 2.6 takes the call for one that is compiled, and then cannot leave its graph.
+        told = not strict or hasattr(torch.compiler, "is_exporting")
+        with pytest.raises(Exception, match="`stream` must be called directly" if told else "Stream"):
             torch.export.export(Model(), (x,), strict=strict)
     torch.testing.assert_close(stream.states[0], torch.zeros(1, B, H))
 

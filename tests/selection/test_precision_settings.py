@@ -7,7 +7,8 @@ from gatewise import LSTM, explain
 from gatewise.contract.device import tf32_allowed, tf32_products_allowed
 
 newer = pytest.mark.skipif(
-    not hasattr(torch.backends.cudnn.rnn, "fp32_precision"), reason="this PyTorch has only the older setting"
+    not hasattr(getattr(torch.backends.cudnn, "rnn", None), "fp32_precision"),
+    reason="this PyTorch has only the older setting",
 )
 
 

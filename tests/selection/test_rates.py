@@ -13,6 +13,7 @@ import gatewise
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.ranking import slug
+from gatewise.kernels.cuda.deep_products import widens
 from gatewise.selection import correction, cost, explain, kernel_named, points
 
 MEASURED = ("h200", "h100")
@@ -32,6 +33,7 @@ def test_every_measured_call_has_its_record(name):
     assert points.read(points.lines(found)) == found
 
 
+@pytest.mark.skipif(not widens(), reason="PyTorch 2.6 has no product of float16 with a float32 result")
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_work_in_the_data_is_what_kernels_state_today(name):
     # Corrections are fitted to it: after a change of a statement `python benchmarks/restate.py` writes it anew.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import types
+import weakref
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from gatewise.contract.errors import ArgumentError, CheckpointError
 from gatewise.training import RunFolder, TrainingOptions, read_tensors
+from gatewise.training import processes as processes_module
 from gatewise.training.graph import WARMUPS, ReplayedStep, cuda_graphs
 from gatewise.training.loop import CHECKPOINT
 from gatewise.training.optimizers import build_optimizer
@@ -262,6 +265,40 @@ def fails_in_the_second():
 def test_an_error_in_a_process_of_torchrun_ends_all():
     with pytest.raises(ChildFailedError, match="ValueError: the reason"):
         under_torchrun(fails_in_the_second)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_process_group_of_pytorch_2_6_is_left_by_its_backend(monkeypatch, device):
+    class Group:
+        """The functions that PyTorch 2.6 has."""
+
+        def _get_backend(self, device):
+            return types.SimpleNamespace(abort=lambda: aborted.append(device.type))
+
+    aborted = []
+    monkeypatch.setattr(
+        processes_module, "distributed", types.SimpleNamespace(group=types.SimpleNamespace(WORLD=Group()))
+    )
+    processes_module._abort(torch.device(device))
+    assert aborted == (["cuda"] if device == "cuda" else [])  # that for the CPU has no such function and does not wait
+
+
+@pytest.mark.parametrize("frees_safely", [False, True])
+def test_a_process_group_of_pytorch_2_6_is_kept_until_the_process_ends(monkeypatch, frees_safely):
+    """There, freeing one may wait for a thread that waits for the GIL."""
+
+    class World:
+        pass
+
+    if frees_safely:
+        World.shutdown = None  # which newer versions have
+    held = types.SimpleNamespace(WORLD=World())
+    group = weakref.ref(held.WORLD)
+    destroyed = types.SimpleNamespace(group=held, destroy_process_group=lambda: delattr(held, "WORLD"))
+    monkeypatch.setattr(processes_module, "distributed", destroyed)
+    processes_module._leave()
+    assert not hasattr(held, "WORLD")
+    assert (group() is None) == frees_safely
 
 
 def test_alone_nothing_is_exchanged():

@@ -47,7 +47,8 @@ def sums_in_float32() -> Iterator[None]:
 
     Float16 sums overflow at 65504. As in `products_in_tf32`, the setting applies to the whole process.
     """
-    before = torch._C._get_cublas_allow_fp16_accumulation()
+    # PyTorch 2.6 does not have the setting, and adds up in float32.
+    before = hasattr(torch._C, "_get_cublas_allow_fp16_accumulation") and torch._C._get_cublas_allow_fp16_accumulation()
     if not before:
         yield
         return

@@ -15,9 +15,12 @@ import re
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
+
+import torch
 
 from gatewise.contract.cache import cache_folder
 from gatewise.contract.errors import CheckpointError, MissingExtra
@@ -77,8 +80,10 @@ def compile_afresh(
         ptxas_options=["-v"],
     )
     log = io.StringIO()
-    program = core.Program(source_text(source, code), "c++", options)
-    binary = program.compile("cubin", logs=log).code
+    # NVRTC of CUDA 12 leaves the locale "C" to its thread, in which `open` would then read and write ASCII.
+    with ThreadPoolExecutor(1, thread_name_prefix="gatewise-compiler") as compiler:
+        program = compiler.submit(core.Program, source_text(source, code), "c++", options).result()
+        binary = compiler.submit(program.compile, "cubin", logs=log).result().code
     seconds = time.perf_counter() - began
     _log.info("Compiled %s for %s in %.2f s", source.name, architecture, seconds, extra={"seconds": seconds})
     return binary, _resources(log.getvalue())
@@ -126,10 +131,12 @@ def _digest(folder: Path) -> str:
 
 @functools.cache
 def _compiler_version() -> str:
+    """Return what determines the version of NVRTC: its package, or PyTorch, which has loaded its own if it has one."""
     try:
-        return importlib.metadata.version("nvidia-cuda-nvrtc")
+        version = importlib.metadata.version("nvidia-cuda-nvrtc")
     except importlib.metadata.PackageNotFoundError:
-        return "system"
+        version = "system"
+    return f"{version}, {torch.version.cuda}"
 
 
 def _store(path: Path, binary: bytes) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gatewise.contract.problem import Problem
-from gatewise.kernels.cuda.precision import products_in_tf32
+from gatewise.kernels.cuda.precision import products_in_tf32, sums_in_float32
 
 PROBLEM = Problem(20, 8, 64, 256, dtype=torch.float32, allow_tf32=True)
 
@@ -44,3 +44,10 @@ def test_products_are_exact_inside_if_tf32_is_not_allowed(callers_choice):
 def test_other_dtypes_change_nothing(callers_choice):
     with products_in_tf32(PROBLEM.replace(dtype=torch.bfloat16)):
         assert is_tf32() == callers_choice
+
+
+def test_without_a_setting_for_sums_in_float16_nothing_is_changed(monkeypatch):
+    for name in ("_get_cublas_allow_fp16_accumulation", "_set_cublas_allow_fp16_accumulation"):
+        monkeypatch.delattr(torch._C, name, raising=False)  # PyTorch 2.6 has neither
+    with sums_in_float32():
+        pass

@@ -448,6 +448,9 @@ def test_values_after_the_end_of_a_sequence_count_for_nothing(sources):
     assert torch.equal(again[1], clean[1])
 
 
+@pytest.mark.skipif(
+    not hasattr(torch._C, "_set_cublas_allow_fp16_accumulation"), reason="PyTorch 2.6 has no such setting"
+)
 def test_sums_stay_in_float32_where_the_user_allows_float16(sources, monkeypatch):
     allowed, mm = [], deep_products.mm
     monkeypatch.setattr(
@@ -465,9 +468,13 @@ def test_sums_stay_in_float32_where_the_user_allows_float16(sources, monkeypatch
 
 # The choice.
 
+widening = pytest.mark.skipif(
+    not deep_products.widens(), reason="PyTorch 2.6 has no product of float16 with a float32 result"
+)
 TWO_LAYERS = Problem(100, 64, 1024, 1024, num_layers=2, dtype=torch.float32, allow_tf32=True, needs_grad=True)
 
 
+@widening
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -488,6 +495,7 @@ def test_float16_factors_are_used_where_they_save_time(changes, expected):
     assert not half_operands.uses_halves(problem, 1024, Device.named("a100"), **wanted)
 
 
+@widening
 def test_single_layers_and_first_layers_use_them():
     assert half_operands.uses_halves(TWO_LAYERS, 256, H200, x=True, weights=True)
     assert half_operands.uses_halves(TWO_LAYERS, 1024, H200, x=False, weights=True)
@@ -500,6 +508,7 @@ def test_without_products_that_widen_nothing_changes(monkeypatch):
     assert not half_operands.uses_halves.__wrapped__(TWO_LAYERS, 1024, H200, x=True, weights=True)
 
 
+@widening
 @pytest.mark.parametrize(
     "changes",
     [
