@@ -171,7 +171,7 @@ def test_two_threads_do_not_compile_the_same_code(monkeypatch, tmp_path):
 
 
 def test_sympy_is_imported_by_the_thread_that_builds():
-    # Imports of a package and of its modules in two threads can fail; PyTorch's backward pass imports sympy's modules.
+    # Imported first by the threads that compile, sympy was once left without its attribute `core`.
     script = """
 import sys, threading
 from gatewise.kernels.persistent.launches.builds import building

@@ -100,8 +100,8 @@ def building(
         if device is not None and device.index is not None:
             torch.cuda.set_device(device)
 
-    # The derivation of a cell's code imports sympy. If another thread did, PyTorch's import of sympy's modules in this
-    # thread (by a first backward pass, for instance) could fail at the same time: each would wait for the other.
+    # The derivation of a cell's code imports sympy. Once, when 15 threads did so first, the package was left without its
+    # attribute `core`, which PyTorch reads in a first backward pass; an import that fails in a thread is also not seen.
     importlib.import_module("sympy")
     pool = concurrent.futures.ThreadPoolExecutor(workers or _share_of_cpus(), initializer=begin)
     begun = set()
