@@ -100,8 +100,8 @@ def building(
         if device is not None and device.index is not None:
             torch.cuda.set_device(device)
 
-    # The derivation of a cell's code imports sympy. Once, when 15 threads did so first, the package was left without its
-    # attribute `core`, which PyTorch reads in a first backward pass; an import that fails in a thread is also not seen.
+    # The derivation of a cell's code imports sympy. Once, when 15 threads did so first, the package was left without
+    # its attribute `core`, which PyTorch reads in a first backward pass; and a failure in a thread is not seen.
     importlib.import_module("sympy")
     pool = concurrent.futures.ThreadPoolExecutor(workers or _share_of_cpus(), initializer=begin)
     begun = set()
