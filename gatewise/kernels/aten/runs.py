@@ -9,7 +9,7 @@ costs beside its steps is what is measured and compared (`is_faster`).
 from __future__ import annotations
 
 import functools
-import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -42,8 +42,8 @@ class Run(NamedTuple):
 
 
 def runs_of(batch_sizes: Sequence[int]) -> tuple[Run, ...]:
-    """Return the runs of a packed batch with the given batch sizes."""
-    return tuple([Run(len(list(steps)), batch) for batch, steps in itertools.groupby(batch_sizes)])
+    """Return the runs of a packed batch with the given batch sizes, which do not increase."""
+    return tuple([Run(steps, batch) for batch, steps in Counter(batch_sizes).items()])
 
 
 def takes(problem: Problem, device: Device) -> bool:
@@ -52,9 +52,16 @@ def takes(problem: Problem, device: Device) -> bool:
     In 16 bits it is not, because autograd adds the gradients of the weights run by run in their dtype, which would lose
     digits.
     """
-    if device.kind != "cpu" or problem.element_bytes < 4:
+    if device.kind != "cpu" or not may_take(problem):
         return False
-    return _by_onednn(problem, device) if type(problem.cell) is LSTM else problem.needs_grad
+    return type(problem.cell) is not LSTM or onednn.takes(_of_several_steps(problem), device)
+
+
+def may_take(problem: Problem) -> bool:
+    """Return whether `takes` accepts a packed problem on a CPU with any settings of PyTorch."""
+    if problem.element_bytes < 4:
+        return False
+    return not problem.proj_size if type(problem.cell) is LSTM else problem.needs_grad
 
 
 def are_chosen(problem: Problem, batch_sizes: Tensor) -> bool:
@@ -63,30 +70,28 @@ def are_chosen(problem: Problem, batch_sizes: Tensor) -> bool:
     The operators of runs have no derivatives in forward mode, which PyTorch's operator of a packed batch has.
 
     Args:
-        problem: The problem.
+        problem: The problem, which `may_take` accepts.
         batch_sizes: The batch size of each step.
     """
-    device = Device.probe(batch_sizes.device)
-    if not takes(problem, device) or forward_ad._current_level >= 0:
-        return False
-    return is_faster(problem, tuple(batch_sizes.tolist()), device)
+    device = Device.probe("cpu")
+    # Runs are seldom faster, and most of what they take is known from the problem.
+    faster = is_faster(problem, batch_sizes.tolist(), device)
+    return faster and takes(problem, device) and forward_ad._current_level < 0
 
 
-@functools.lru_cache(maxsize=1024)
-def is_faster(problem: Problem, batch_sizes: tuple[int, ...], device: Device) -> bool:
+def is_faster(problem: Problem, batch_sizes: Sequence[int], device: Device) -> bool:
     """Return whether the runs take less time than PyTorch's operator of the packed batch, by measured weights.
 
     Args:
-        problem: The problem, which `takes` accepts.
+        problem: The problem, which `may_take` accepts.
         batch_sizes: The batch size of each step.
         device: The device, which is a CPU.
     """
     if batch_sizes[0] == batch_sizes[-1]:  # PyTorch's operator computes a single run as an ordinary batch
         return False
-    weights = ranking.weights(device, f"aten packed {pytorch_layer(problem.cell).name.lower()}")
-    mode = "training" if problem.needs_grad else "inference"
+    weights = _weights(problem, device)
     counted = quantities(problem, batch_sizes, by_onednn=type(problem.cell) is LSTM)
-    return _total(counted["runs"], weights, f"{mode} runs") < _total(counted["packed"], weights, f"{mode} packed")
+    return _total(counted["runs"], weights["runs"]) < _total(counted["packed"], weights["packed"])
 
 
 def quantities(problem: Problem, batch_sizes: Sequence[int], *, by_onednn: bool) -> dict[str, dict[str, float]]:
@@ -97,24 +102,27 @@ def quantities(problem: Problem, batch_sizes: Sequence[int], *, by_onednn: bool)
         batch_sizes: The batch size of each step.
         by_onednn: Whether oneDNN computes runs of several steps.
     """
-    tokens, runs = sum(batch_sizes), runs_of(batch_sizes)
+    # Batch sizes do not increase, so that each one is that of one run.
+    tokens, steps, runs = sum(batch_sizes), len(batch_sizes), Counter(batch_sizes).values()
+    single = list(runs).count(1)
+    several = len(runs) - single
     matrices = problem.gate_rows * (problem.input_size + problem.state_size)
-    several = [run for run in runs if run.steps > 1]
+    products = tokens * matrices
     return {
         "packed": {
             "call": 1,
-            "steps": len(batch_sizes),
-            "products": tokens * matrices,
-            "zeros": len(batch_sizes) * tokens * problem.gate_rows * problem.needs_grad,
+            "steps": steps,
+            "products": products,
+            "zeros": steps * tokens * problem.gate_rows * problem.needs_grad,
         },
         "runs": {
             "call": 1,
-            "runs": len(several),
-            "run weights": len(several) * matrices * by_onednn,
-            "run steps": 0 if by_onednn else sum(run.steps for run in several),
-            "single steps": len(runs) - len(several),
-            "single weights": (len(runs) - len(several)) * matrices,
-            "products": tokens * matrices,
+            "runs": several,
+            "run weights": several * matrices * by_onednn,
+            "run steps": 0 if by_onednn else steps - single,
+            "single steps": single,
+            "single weights": single * matrices,
+            "products": products,
         },
     }
 
@@ -185,14 +193,26 @@ def _run(
     return (y.flip(0) if reverse else y).flatten(0, 1), (h_n.squeeze(0),)
 
 
-def _by_onednn(problem: Problem, device: Device) -> bool:
-    return onednn.takes(_of_several_steps(problem), device)
-
-
 @functools.lru_cache(maxsize=1024)
 def _of_several_steps(problem: Problem) -> Problem:
     return problem.replace(layout=Layout.DENSE, time=max(2, problem.time))
 
 
-def _total(counted: Mapping[str, float], weights: Mapping[str, float], way: str) -> float:
-    return sum(amount * weights[f"{way} {name}"] for name, amount in counted.items() if amount)
+# Weights are data of the package, which no program changes.
+@functools.lru_cache(maxsize=1024)
+def _weights(problem: Problem, device: Device) -> Mapping[str, Mapping[str, float]]:
+    found = ranking.weights(device, f"aten packed {pytorch_layer(problem.cell).name.lower()}")
+    ways: dict[str, dict[str, float]] = {"packed": {}, "runs": {}}
+    for label, weight in found.items():
+        mode, way, name = label.split(" ", 2)
+        if problem.needs_grad == (mode == "training"):
+            ways[way][name] = weight
+    return ways
+
+
+def _total(counted: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    total = 0.0
+    for name, amount in counted.items():
+        if amount:
+            total += amount * weights[name]
+    return total
