@@ -38,6 +38,21 @@ MODES = {layer.mode: layer for layer in LAYERS}
 _BY_CELL = {(type(layer.cell), layer.cell.name): layer for layer in LAYERS}
 
 
+# Cells are hashed by a function of Python, and these names in C. The cells live as long as this module, so that no
+# other object has the same id.
+_NAMES = {id(layer.cell): layer.mode for layer in LAYERS}
+
+
+def name_of(cell: Cell) -> Cell | str:
+    """Return what stands for a cell in the key of a look-up: the `mode` for the cells of `LAYERS`, or the cell."""
+    return _NAMES.get(id(cell), cell)
+
+
+def named(name: Cell | str) -> Cell:
+    """Return the cell for which `name_of` returned a name."""
+    return MODES[name].cell if isinstance(name, str) else name
+
+
 def in_pytorch(cell: Cell) -> bool:
     """Return whether PyTorch has a layer that computes the cell."""
     return (type(cell), cell.name) in _BY_CELL
