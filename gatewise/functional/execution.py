@@ -72,7 +72,9 @@ def execute(
     )
     packed = particulars = None
     if batch_sizes is not None:
-        packed = _checked_packed(x, lengths, batch_sizes, resets)
+        if lengths is not None or resets is not None:
+            _refuse_with_packed(lengths, resets)
+        packed = checked_batch_sizes(batch_sizes, x.shape[0] if x.dim() else 0)
     elif lengths is not None or resets is not None:
         particulars, resets = _particulars_of(None, x, lengths, resets)
     plan = _planned(x, state, flat, bidirectional, dropout, needs_grad, kernel, memory, cell, packed, particulars)
@@ -145,7 +147,9 @@ def prepare(
     """
     packed = None
     if batch_sizes is not None:
-        packed = _checked_packed(x, lengths, batch_sizes, resets)
+        if lengths is not None or resets is not None:
+            _refuse_with_packed(lengths, resets)
+        packed = checked_batch_sizes(batch_sizes, x.shape[0] if x.dim() else 0)
     elif lengths is not None or resets is not None:
         particulars, resets = _particulars_of(particulars, x, lengths, resets)
     plan = _planned(x, state, flat, bidirectional, dropout, needs_grad, kernel, memory, cell, packed, particulars)
@@ -300,14 +304,10 @@ def _backward(ctx: Any, gradients: Sequence[Tensor | None], follows: bool) -> Se
     return dx, dh0, dc0, *dweights
 
 
-def _checked_packed(x: Tensor, lengths: object, batch_sizes: object, resets: object) -> tuple[int, int]:
-    """Return T and B of a packed batch."""
+def _refuse_with_packed(lengths: object, resets: object) -> None:
     if lengths is not None:
         raise ArgumentError(sentence("lengths", "None for a packed batch", "both lengths and batch_sizes"))
-    packed = checked_batch_sizes(batch_sizes, x.shape[0] if x.dim() else 0)
-    if resets is not None:
-        refuse_packed(resets)
-    return packed
+    refuse_packed(resets)
 
 
 def _particulars_of(

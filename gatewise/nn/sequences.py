@@ -108,7 +108,8 @@ def run_packed(
     y, finals = run(data, states, batch_sizes)
     if unsorted_indices is not None:
         finals = tuple([state.index_select(1, unsorted_indices) for state in finals])
-    return PackedSequence(y, batch_sizes, sorted_indices, unsorted_indices), finals
+    # The fields are those of a packed batch, so that the checks of the constructor are not needed.
+    return PackedSequence._make((y, batch_sizes, sorted_indices, unsorted_indices)), finals
 
 
 def _check_states(states: States, rank: int, form: str, batch: int | None = None) -> None:

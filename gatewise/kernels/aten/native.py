@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from gatewise.cells import RNN
+from gatewise.contract.device import Device
 from gatewise.contract.kernel import Operator, TensorSpec
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
@@ -119,14 +120,14 @@ def operator_on_cpu(problem: Problem) -> Operator:
         operator = functools.partial(_without, *switched_off, operator)
     if problem.layout is not Layout.PACKED or not runs.may_take(problem):
         return operator
-    equal = problem.time * problem.batch
+    equal, costs = problem.time * problem.batch, runs.costs_of(problem, Device.probe("cpu"))
 
     def packed(
         x: Tensor, h0: Tensor, c0: Tensor, weights: Sequence[Tensor], batch_sizes: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert batch_sizes is not None  # for the type checker
         # PyTorch's operator computes sequences of equal lengths as an ordinary batch.
-        if x.shape[0] < equal and runs.are_chosen(problem, batch_sizes):
+        if x.shape[0] < equal and runs.are_chosen(problem, costs, batch_sizes):
             return runs.call(problem, Inputs(x, h0, c0, tuple(weights), None, batch_sizes))[:3]
         return operator(x, h0, c0, weights, batch_sizes)
 

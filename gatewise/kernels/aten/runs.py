@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -64,34 +64,96 @@ def may_take(problem: Problem) -> bool:
     return not problem.proj_size if type(problem.cell) is LSTM else problem.needs_grad
 
 
-def are_chosen(problem: Problem, batch_sizes: Tensor) -> bool:
+class Costs(NamedTuple):
+    """What one direction of one layer takes by measured weights, in microseconds, beside PyTorch's operator.
+
+    Attributes:
+        call: A call of PyTorch's operator of a packed batch.
+        step: One of its steps.
+        token: A token that it computes.
+        step_of_token: A token for each step, which is zero in inference.
+        runs: A call of the runs.
+        several: A run of several steps.
+        step_of_run: A step of such a run.
+        single: A run of one step.
+        token_of_runs: A token that runs compute.
+    """
+
+    call: float
+    step: float
+    token: float
+    step_of_token: float
+    runs: float
+    several: float
+    step_of_run: float
+    single: float
+    token_of_runs: float
+
+
+def costs_of(problem: Problem, device: Device) -> Costs:
+    """Return what a packed problem takes.
+
+    Args:
+        problem: The problem, which `may_take` accepts.
+        device: The device, which is a CPU.
+    """
+    found = ranking.weights(device, f"aten packed {pytorch_layer(problem.cell).name.lower()}")
+    mode = "training" if problem.needs_grad else "inference"
+
+    def total(way: str, **counted: float) -> float:
+        return sum(
+            amount * found[f"{mode} {way} {name.replace('_', ' ')}"] for name, amount in counted.items() if amount
+        )
+
+    matrices, by_onednn = _matrices(problem), type(problem.cell) is LSTM
+    return Costs(
+        call=total("packed", call=1),
+        step=total("packed", steps=1),
+        token=total("packed", products=matrices),
+        step_of_token=total("packed", zeros=problem.gate_rows * problem.needs_grad),
+        runs=total("runs", call=1),
+        several=total("runs", runs=1, run_weights=matrices * by_onednn),
+        step_of_run=total("runs", run_steps=not by_onednn),
+        single=total("runs", single_steps=1, single_weights=matrices),
+        token_of_runs=total("runs", products=matrices),
+    )
+
+
+def are_chosen(problem: Problem, costs: Costs, batch_sizes: Tensor) -> bool:
     """Return whether `call` computes a packed batch on this CPU.
 
     The operators of runs have no derivatives in forward mode, which PyTorch's operator of a packed batch has.
 
     Args:
         problem: The problem, which `may_take` accepts.
+        costs: What it takes.
         batch_sizes: The batch size of each step.
     """
-    device = Device.probe("cpu")
-    # Runs are seldom faster, and most of what they take is known from the problem.
-    faster = is_faster(problem, batch_sizes.tolist(), device)
-    return faster and takes(problem, device) and forward_ad._current_level < 0
+    # Runs are seldom faster, and the time of a small call depends on how soon that is known.
+    if not is_faster(costs, batch_sizes.tolist()):
+        return False
+    return takes(problem, Device.probe("cpu")) and forward_ad._current_level < 0
 
 
-def is_faster(problem: Problem, batch_sizes: Sequence[int], device: Device) -> bool:
-    """Return whether the runs take less time than PyTorch's operator of the packed batch, by measured weights.
+def is_faster(costs: Costs, batch_sizes: Sequence[int]) -> bool:
+    """Return whether the runs take less time than PyTorch's operator of the packed batch.
 
     Args:
-        problem: The problem, which `may_take` accepts.
+        costs: What the problem takes.
         batch_sizes: The batch size of each step.
-        device: The device, which is a CPU.
     """
     if batch_sizes[0] == batch_sizes[-1]:  # PyTorch's operator computes a single run as an ordinary batch
         return False
-    weights = _weights(problem, device)
-    counted = quantities(problem, batch_sizes, by_onednn=type(problem.cell) is LSTM)
-    return _total(counted["runs"], weights["runs"]) < _total(counted["packed"], weights["packed"])
+    call, step, token, step_of_token, of_runs, several, step_of_run, single, token_of_runs = costs
+    steps, tokens, runs = len(batch_sizes), sum(batch_sizes), len(set(batch_sizes))
+    limit = call + step * steps + (token + step_of_token * steps - token_of_runs) * tokens - of_runs
+    if runs == steps:
+        return runs * single < limit
+    # Of the runs, none up to all but one have a single step. They are counted where their number decides.
+    of_several, other = runs * several + steps * step_of_run, single - several - step_of_run
+    if limit <= of_several and limit <= of_several + (runs - 1) * other:
+        return False
+    return of_several + [run.steps for run in runs_of(batch_sizes)].count(1) * other < limit
 
 
 def quantities(problem: Problem, batch_sizes: Sequence[int], *, by_onednn: bool) -> dict[str, dict[str, float]]:
@@ -102,11 +164,10 @@ def quantities(problem: Problem, batch_sizes: Sequence[int], *, by_onednn: bool)
         batch_sizes: The batch size of each step.
         by_onednn: Whether oneDNN computes runs of several steps.
     """
-    # Batch sizes do not increase, so that each one is that of one run.
-    tokens, steps, runs = sum(batch_sizes), len(batch_sizes), Counter(batch_sizes).values()
-    single = list(runs).count(1)
+    tokens, steps, runs = sum(batch_sizes), len(batch_sizes), runs_of(batch_sizes)
+    single = [run.steps for run in runs].count(1)
     several = len(runs) - single
-    matrices = problem.gate_rows * (problem.input_size + problem.state_size)
+    matrices = _matrices(problem)
     products = tokens * matrices
     return {
         "packed": {
@@ -198,21 +259,5 @@ def _of_several_steps(problem: Problem) -> Problem:
     return problem.replace(layout=Layout.DENSE, time=max(2, problem.time))
 
 
-# Weights are data of the package, which no program changes.
-@functools.lru_cache(maxsize=1024)
-def _weights(problem: Problem, device: Device) -> Mapping[str, Mapping[str, float]]:
-    found = ranking.weights(device, f"aten packed {pytorch_layer(problem.cell).name.lower()}")
-    ways: dict[str, dict[str, float]] = {"packed": {}, "runs": {}}
-    for label, weight in found.items():
-        mode, way, name = label.split(" ", 2)
-        if problem.needs_grad == (mode == "training"):
-            ways[way][name] = weight
-    return ways
-
-
-def _total(counted: Mapping[str, float], weights: Mapping[str, float]) -> float:
-    total = 0.0
-    for name, amount in counted.items():
-        if amount:
-            total += amount * weights[name]
-    return total
+def _matrices(problem: Problem) -> int:
+    return problem.gate_rows * (problem.input_size + problem.state_size)
