@@ -23,7 +23,8 @@ def call(problem: Problem, inputs: Inputs) -> Result:
     return Result(*operator_of(problem)(x, h0, c0, weights, batch_sizes))
 
 
-# An operator with its options follows from the problem alone. PyTorch's settings are read by the operator in each call.
+# The name and the options follow from the problem alone. The operator is taken from `torch` in each call, as PyTorch's
+# layers do, and reads PyTorch's settings then.
 @functools.lru_cache(maxsize=1024)
 def operator_of(problem: Problem) -> Operator:
     """Return the operator that computes all layers of a problem, with its options.
@@ -31,7 +32,7 @@ def operator_of(problem: Problem) -> Operator:
     Args:
         problem: The problem, dense or packed.
     """
-    operator = getattr(torch, pytorch_layer(problem.cell).mode.lower())
+    name = pytorch_layer(problem.cell).mode.lower()
     options = (problem.bias, problem.num_layers, problem.dropout, problem.needs_grad, problem.bidirectional)
     pair = bool(problem.cell.states)
     if problem.layout is Layout.PACKED:
@@ -39,7 +40,7 @@ def operator_of(problem: Problem) -> Operator:
         def packed(
             x: Tensor, h0: Tensor, c0: Tensor, weights: Sequence[Tensor], batch_sizes: Tensor | None
         ) -> tuple[Tensor, Tensor, Tensor]:
-            found = operator(x, batch_sizes, (h0, c0) if pair else h0, weights, *options)
+            found = getattr(torch, name)(x, batch_sizes, (h0, c0) if pair else h0, weights, *options)
             return found if pair else (*found, c0)
 
         return packed
@@ -47,7 +48,7 @@ def operator_of(problem: Problem) -> Operator:
     def dense(
         x: Tensor, h0: Tensor, c0: Tensor, weights: Sequence[Tensor], batch_sizes: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        found = operator(x, (h0, c0) if pair else h0, weights, *options, False)
+        found = getattr(torch, name)(x, (h0, c0) if pair else h0, weights, *options, False)
         return found if pair else (*found, c0)
 
     return dense
