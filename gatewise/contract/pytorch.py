@@ -38,19 +38,13 @@ MODES = {layer.mode: layer for layer in LAYERS}
 _BY_CELL = {(type(layer.cell), layer.cell.name): layer for layer in LAYERS}
 
 
-# Cells are hashed by a function of Python, and these names in C. The cells live as long as this module, so that no
-# other object has the same id.
-_NAMES = {id(layer.cell): layer.mode for layer in LAYERS}
+def cell_of_mode(cell: Cell | str) -> Cell:
+    """Return the cell of a layer of PyTorch, given the layer's `mode`; a cell is returned unchanged.
 
-
-def name_of(cell: Cell) -> Cell | str:
-    """Return what stands for a cell in the key of a look-up: the `mode` for the cells of `LAYERS`, or the cell."""
-    return _NAMES.get(id(cell), cell)
-
-
-def named(name: Cell | str) -> Cell:
-    """Return the cell for which `name_of` returned a name."""
-    return MODES[name].cell if isinstance(name, str) else name
+    Calls of the drop-ins for PyTorch's layers give the mode, because the key of a look-up hashes it in C, and a cell by
+    a function of Python.
+    """
+    return MODES[cell].cell if isinstance(cell, str) else cell
 
 
 def in_pytorch(cell: Cell) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from gatewise.cells import Cell
 from gatewise.contract.errors import ArgumentError, KernelRefused, sentence
 from gatewise.contract.problem import NORMAL
-from gatewise.contract.pytorch import MODES
+from gatewise.contract.pytorch import cell_of_mode
 from gatewise.contract.steps import LayerSteps
 from gatewise.functional.arguments import check_reverse, check_tensors
 from gatewise.functional.execution import execute, prepare
@@ -26,8 +26,6 @@ from gatewise.functional.reversal import Reversal
 from gatewise.functional.torchscript import recorded
 from gatewise.functional.weights import NestedWeights, flattened
 from gatewise.selection import AUTO, REFERENCE, differentiable_steps
-
-_CELL = MODES["LSTM"].cell
 
 
 def lstm(
@@ -116,7 +114,7 @@ def recurrent(
     dropout: float,
     kernel: str,
     memory: str,
-    cell: Cell = _CELL,
+    cell: Cell | str = "LSTM",
     resets: Tensor | None = None,
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,7 +131,7 @@ def recurrent(
         dropout: The probability of dropping an output between layers.
         kernel: The name of a kernel, or "auto".
         memory: "normal" or "lean".
-        cell: The cell.
+        cell: The cell, or the `mode` of the layer of PyTorch that computes it.
         resets: The steps at which episodes begin [T, B], or None.
         reverse: Whether the only direction reads each sequence from its last step to its first.
 
@@ -152,10 +150,11 @@ def recurrent(
         x = order.reordered(x)
     found = None
     if not compiling and torch._C._is_tracing():
-        found = recorded(x, _pair(state), flat, lengths, batch_sizes, bidirectional, dropout, cell, resets)
+        options = bidirectional, dropout, cell_of_mode(cell), resets
+        found = recorded(x, _pair(state), flat, lengths, batch_sizes, *options)
     if found is None:
         if compiling or x.is_meta:
-            options = lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell
+            options = lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell_of_mode(cell)
             found = traced(x, _pair(state), flat, *options, resets)
         else:
             found = execute(x, state, flat, lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell, resets)

@@ -22,7 +22,6 @@ from gatewise.contract.capture import state as state_of_capture
 from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import Layout, Problem
-from gatewise.contract.pytorch import name_of
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
 from gatewise.functional.arguments import check_options
 from gatewise.functional.batched_gradients import one_by_one
@@ -57,7 +56,7 @@ def execute(
     dropout: float,
     kernel: str,
     memory: str,
-    cell: Cell,
+    cell: Cell | str,
     resets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute y, h_n and c_n, differentiable; arguments and errors are those of `prepare`.
@@ -115,7 +114,7 @@ def prepare(
     needs_grad: bool,
     kernel: str,
     memory: str,
-    cell: Cell,
+    cell: Cell | str,
     particulars: Particulars | None = None,
     resets: Tensor | None = None,
 ) -> tuple[Plan, Inputs]:
@@ -133,7 +132,7 @@ def prepare(
         needs_grad: Whether a backward pass will follow.
         kernel: The name of a kernel, or "auto".
         memory: "normal" or "lean".
-        cell: The cell.
+        cell: The cell, or the `mode` of the layer of PyTorch that computes it.
         particulars: The properties that few calls have; those of `lengths`, `batch_sizes` and `resets` are added here.
         resets: The steps at which episodes begin [T, B], or None.
 
@@ -166,7 +165,7 @@ def _planned(
     needs_grad: bool,
     kernel: str,
     memory: str,
-    cell: Cell,
+    cell: Cell | str,
     packed: tuple[int, int] | None,
     particulars: Particulars | None,
 ) -> Plan:
@@ -195,7 +194,7 @@ def _planned(
             dropout,
             needs_grad,
             memory,
-            name_of(cell),
+            cell,
             packed,
             settings,
             particulars,
@@ -218,13 +217,13 @@ def _with_inputs(
     needs_grad: bool,
     kernel: str,
     memory: str,
-    cell: Cell,
+    cell: Cell | str,
     particulars: Particulars | None,
     resets: Tensor | None,
 ) -> tuple[Plan, Inputs]:
     problem = plan.problem
     if state is None:
-        h0, c0 = initial_states(cell, *_zeros(plan, x))
+        h0, c0 = initial_states(problem.cell, *_zeros(plan, x))
     else:
         h0, c0 = state if len(state) == 2 else (state[0], state[0].new_zeros(*state[0].shape[:2], 0))
     if lengths is None:

@@ -23,7 +23,7 @@ from gatewise.contract.errors import KernelRefused, callers_level, sentence
 from gatewise.contract.kernel import Operator
 from gatewise.contract.masks import draws_masks
 from gatewise.contract.problem import NORMAL, Layout, Problem
-from gatewise.contract.pytorch import named
+from gatewise.contract.pytorch import cell_of_mode
 from gatewise.functional.arguments import described, without_features
 from gatewise.functional.lengths import checked_batch_sizes, checked_lengths
 from gatewise.functional.passes import Guarded, Passes, PlainPyTorch
@@ -144,7 +144,7 @@ def plan_of(
     dropout: float,
     needs_grad: bool,
     memory: str,
-    name: Cell | str,
+    cell: Cell | str,
     packed: tuple[int, int] | None = None,
     settings: Settings | None = None,
     particulars: Particulars | None = None,
@@ -159,7 +159,7 @@ def plan_of(
         dropout: The probability of dropping an output between layers.
         needs_grad: Whether a backward pass will follow.
         memory: "normal" or "lean".
-        name: The cell, or its name, from `contract.pytorch.name_of`.
+        cell: The cell, or the `mode` of the layer of PyTorch that computes it.
         packed: T and B of a packed batch; None for padded sequences.
         settings: What the choice depends on besides the arguments; None for the defaults, which most calls on a CPU
             have, and which are hashed faster so.
@@ -178,7 +178,7 @@ def plan_of(
         plan_of.cache_clear()
     wanted, allow_tf32, cudnn_enabled, capture, autocast, transformed = settings or _USUAL_SETTINGS
     lengths, projected, memory_budget, traced, empty, resets = particulars or _USUAL_PARTICULARS
-    cell = named(name)
+    cell = cell_of_mode(cell)
     if projected:
         x = without_features(x, weights)
     problem = described(

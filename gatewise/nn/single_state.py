@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from gatewise.contract.errors import ShapeError, sentence
-from gatewise.contract.pytorch import MODES
 from gatewise.functional.differentiable import recurrent
 from gatewise.nn.arguments import check_state, check_step
 from gatewise.nn.pytorch_layer import weights_of, weights_of_cell
@@ -83,7 +82,7 @@ def _run(
         memory=layer.memory,
         resets=resets,
         reverse=layer.reverse,
-        cell=MODES[layer.mode].cell,
+        cell=layer.mode,
     )
     return y, (h_n,)
 
