@@ -26,7 +26,7 @@ from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
 from gatewise.functional.arguments import check_options
 from gatewise.functional.batched_gradients import one_by_one
 from gatewise.functional.initial_states import initial_states
-from gatewise.functional.lengths import bounded, checked_batch_sizes, checked_lengths, checked_numbers
+from gatewise.functional.lengths import bounded, checked_batch_sizes, checked_lengths, read_lengths
 from gatewise.functional.passes import Guarded, in_plain_pytorch, with_masks
 from gatewise.functional.plan import Particulars, Plan, Settings, plan_of
 from gatewise.functional.resets import copied_resets, refuse_packed
@@ -83,11 +83,11 @@ def execute(
         h0, c0 = _zeros(plan, x) if state is None else (state[0], state[-1])
         y, h_n, c_n = plan.operator(x, h0, c0, flat, batch_sizes)
         return y, h_n, c_n
-    if plan.ragged is not None:
-        lengths = checked_numbers(lengths, plan.problem.time, plan.problem.batch, x.device)
-        if min(lengths):
+    if plan.ragged is not None and forward_ad._current_level < 0:
+        each, shortest, longest = read_lengths(lengths, plan.problem.time, plan.problem.batch, x.device)
+        if shortest:
             h0, c0 = _zeros(plan, x) if state is None else (state[0], state[-1])
-            return plan.ragged(x, h0, c0, flat, lengths, zeros=state is None)
+            return plan.ragged(x, h0, c0, flat, each, shortest, longest, state is None)
     options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell, particulars, resets
     plan, inputs = _with_inputs(plan, x, state, flat, *options)
     found = plan.passes.recorded(plan.problem, inputs) if plan.records else None

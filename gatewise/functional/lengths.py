@@ -50,18 +50,23 @@ def checked_lengths(lengths: Any, time: int, batch: int, device: torch.device) -
     return lengths, high
 
 
-def checked_numbers(lengths: Any, time: int, batch: int, device: torch.device) -> list[int]:
-    """Return the lengths of sequences on a CPU as integers of Python; errors are those of `checked_lengths`.
+def read_lengths(lengths: Any, time: int, batch: int, device: torch.device) -> tuple[Tensor, int, int]:
+    """Return lengths on a CPU as int64, the shortest and the longest; they may be the caller's own tensor.
 
     Args:
         lengths: The lengths as the caller gave them.
         time: T, the largest length that is valid.
         batch: B, the number of lengths, at least one.
         device: The device of x, a CPU.
+
+    Raises:
+        GatewiseError: The errors are those of `checked_lengths`.
     """
-    each = _checked_tensor(lengths, batch, device).tolist()
-    _check_range(min(each), max(each), time)
-    return each
+    lengths = _checked_tensor(lengths, batch, device)
+    each = lengths.tolist()
+    low, high = min(each), max(each)
+    _check_range(low, high, time)
+    return lengths if lengths.dtype is torch.int64 else lengths.to(torch.int64), low, high
 
 
 def _checked_tensor(lengths: Any, batch: int, device: torch.device) -> Tensor:

@@ -8,8 +8,7 @@ linear, so one object converts inputs, results and the gradients of both.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -66,7 +65,7 @@ def conversion(problem: Problem, inputs: Inputs, layouts: frozenset[Layout]) -> 
     raise NotImplementedError(message)
 
 
-class Tokens:
+class _Tokens:
     """The places of the tokens of a packed batch [N, F] in the padded one [T, B, F]."""
 
     def __init__(self, places: Tensor, time: int, batch: int) -> None:
@@ -74,11 +73,9 @@ class Tokens:
         self._shape = (time, batch)
 
     def packed(self, padded: Tensor) -> Tensor:
-        """Return the tokens [N, F] of padded sequences [T, B, F]."""
         return padded.reshape(-1, padded.shape[-1]).index_select(0, self._places)
 
     def padded(self, packed: Tensor) -> Tensor:
-        """Return padded sequences [T, B, F] with tokens [N, F], and zeros after the end of each sequence."""
         time, batch = self._shape
         flat = packed.new_zeros(time * batch, packed.shape[-1])
         return flat.index_copy_(0, self._places, packed).view(time, batch, packed.shape[-1])
@@ -109,55 +106,29 @@ class _LengthsToDevice:
         return gradients
 
 
-class Places(NamedTuple):
-    """The places of padded sequences in a packed batch, without the rows of length 0.
-
-    Attributes:
-        batch_sizes: The number of running sequences at each step.
-        tokens: The places of the tokens.
-        rows: The caller's rows in the order of the packed batch, the longest first.
-        back: The place of each of the caller's rows among these; None unless every row has one.
-    """
-
-    batch_sizes: Tensor
-    tokens: Tokens
-    rows: Tensor
-    back: Tensor | None
-
-
-def places_of(lengths: Sequence[int] | np.ndarray, time: int, device: torch.device) -> Places:
-    """Return the places of padded sequences in a packed batch.
-
-    Args:
-        lengths: The lengths [B].
-        time: T, the number of steps of the padded sequences.
-        device: The device of the sequences.
-    """
-    # NumPy takes a third of the time of PyTorch's operators for the few numbers that a batch has lengths.
-    each = np.asarray(lengths)
-    batch = len(each)
-    order = (-each).argsort(kind="stable")
-    each = each[order]
-    alive = batch if batch and each[-1] else int(np.count_nonzero(each))
-    if alive < batch:
-        order, each = order[:alive], each[:alive]
-    steps = np.arange(each[0] if alive else 0)[:, None]
-    running = each > steps
-    found = [running.sum(1, dtype=np.int64), (steps * batch + order)[running], order]
-    if alive == batch:
-        found.append(order.argsort())
-    sizes, *indices = [torch.from_numpy(places) for places in found]
-    if device.type != "cpu":
-        indices = [places.to(device, non_blocking=True) for places in indices]
-    return Places(sizes, Tokens(indices[0], time, batch), indices[1], indices[2] if alive == batch else None)
-
-
 class _Packing:
-    """Padded sequences with lengths as a packed batch."""
+    """Padded sequences with lengths as a packed batch: the longest first, without the rows of length 0."""
 
     def __init__(self, lengths: Tensor, time: int, device: torch.device) -> None:
-        self._batch = len(lengths)
-        self._batch_sizes, self._tokens, self._rows, self._back = places_of(lengths.numpy(), time, device)
+        # NumPy takes a third of the time of PyTorch's operators for the few numbers that a batch has lengths.
+        each = lengths.numpy()
+        self._batch = batch = len(each)
+        order = (-each).argsort(kind="stable")
+        alive = int(np.count_nonzero(each))
+        if alive < batch:
+            order = order[:alive]
+        each = each[order]
+        steps = np.arange(each[0] if alive else 0)[:, None]
+        running = each > steps
+        self._batch_sizes = torch.from_numpy(running.sum(1, dtype=np.int64))
+        # The places of the packed tokens, the rows in their order, and the place of each of the caller's rows among
+        # them, where every row has one.
+        found = [(steps * batch + order)[running], order, *([order.argsort()] if alive == batch else [])]
+        indices = [torch.from_numpy(places) for places in found]
+        if device.type != "cpu":
+            indices = [places.to(device, non_blocking=True) for places in indices]
+        self._tokens, self._rows = _Tokens(indices[0], time, batch), indices[1]
+        self._back = indices[2] if alive == batch else None
 
     def problem(self, problem: Problem) -> Problem:
         return _packed(problem, *self._batch_sizes.shape, *self._rows.shape)
@@ -226,7 +197,7 @@ class _Padding:
     def __init__(self, batch_sizes: Tensor, time: int, batch: int, device: torch.device) -> None:
         alive = torch.arange(batch, device="cpu")[None, :] < batch_sizes[:, None]
         self._lengths = alive.sum(0).to(device, non_blocking=True)
-        self._tokens = Tokens(alive.flatten().nonzero().squeeze(1).to(device, non_blocking=True), time, batch)
+        self._tokens = _Tokens(alive.flatten().nonzero().squeeze(1).to(device, non_blocking=True), time, batch)
 
     def problem(self, problem: Problem) -> Problem:
         return problem.replace(layout=Layout.HOST_LENGTHS)

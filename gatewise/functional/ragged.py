@@ -15,7 +15,6 @@ from torch import Tensor
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Kernel, Operator
 from gatewise.contract.problem import Layout, Problem
-from gatewise.functional.packing import places_of
 
 # Members of an enumeration are hashed by a function of Python, and these values in C.
 _DENSE, _PACKED = Layout.DENSE.value, Layout.PACKED.value
@@ -25,7 +24,15 @@ class Ragged(Protocol):
     """The call of a problem with lengths, all of them positive."""
 
     def __call__(
-        self, x: Tensor, h0: Tensor, c0: Tensor, weights: Sequence[Tensor], lengths: Sequence[int], *, zeros: bool
+        self,
+        x: Tensor,
+        h0: Tensor,
+        c0: Tensor,
+        weights: Sequence[Tensor],
+        lengths: Tensor,
+        shortest: int,
+        longest: int,
+        zeros: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return y, h_n and c_n.
 
@@ -34,7 +41,9 @@ class Ragged(Protocol):
             h0: The initial hidden state [L*D, B, R].
             c0: The other initial states [L*D, B, S*H].
             weights: The weights in PyTorch's flat order.
-            lengths: The lengths [B], from 1 to T.
+            lengths: The lengths [B], int64 on the CPU.
+            shortest: The smallest of them, which is positive.
+            longest: The largest of them.
             zeros: Whether the initial states are zeros, which have no order.
         """
         ...
@@ -42,6 +51,8 @@ class Ragged(Protocol):
 
 def ragged(kernel: Kernel, problem: Problem, device: Device) -> Ragged | None:
     """Return the call of a problem with lengths by a kernel's operators, or None if the kernel has none.
+
+    It cannot be differentiated in forward mode, which PyTorch's packing does not support.
 
     Args:
         kernel: The kernel, which reads packed batches.
@@ -56,10 +67,16 @@ def ragged(kernel: Kernel, problem: Problem, device: Device) -> Ragged | None:
         return kernel.operator(problem.replace(layout=Layout(layout), time=longest), device)
 
     def call(
-        x: Tensor, h0: Tensor, c0: Tensor, weights: Sequence[Tensor], lengths: Sequence[int], *, zeros: bool
+        x: Tensor,
+        h0: Tensor,
+        c0: Tensor,
+        weights: Sequence[Tensor],
+        lengths: Tensor,
+        shortest: int,
+        longest: int,
+        zeros: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        longest = max(lengths)
-        if min(lengths) == longest:  # an ordinary batch
+        if shortest == longest:  # an ordinary batch
             dense = operator(_DENSE, longest)
             assert dense is not None
             y, h_n, c_n = dense(x if longest == time else x[:longest], h0, c0, weights, None)
@@ -67,15 +84,17 @@ def ragged(kernel: Kernel, problem: Problem, device: Device) -> Ragged | None:
                 y = torch.cat([y, y.new_zeros(time - longest, *y.shape[1:])])
             return y, h_n, c_n
         packed = operator(_PACKED, longest)
-        batch_sizes, tokens, rows, back = places_of(lengths, time, x.device)
         assert packed is not None
-        assert back is not None  # every row has a token
+        # These are the operators of `torch.nn.utils.rnn`, which takes more of them to sort and to return to the order.
+        lengths, rows = lengths.sort(descending=True)
+        back = rows.argsort()
         if not zeros:
             h0 = h0.index_select(1, rows)
             c0 = c0.index_select(1, rows) if pair else h0
-        y, h_n, c_n = packed(tokens.packed(x), h0, c0, weights, batch_sizes)
+        tokens, batch_sizes = torch._pack_padded_sequence(x.index_select(1, rows), lengths, False)
+        y, h_n, c_n = packed(tokens, h0, c0, weights, batch_sizes)
+        y, _ = torch._pad_packed_sequence(y, batch_sizes, False, 0.0, time)
         h_n = h_n.index_select(1, back)
-        c_n = c_n.index_select(1, back) if pair else h_n
-        return tokens.padded(y), h_n, c_n
+        return y.index_select(1, back), h_n, c_n.index_select(1, back) if pair else h_n
 
     return None if operator(_PACKED, time) is None else call

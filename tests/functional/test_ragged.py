@@ -127,6 +127,22 @@ def test_derivatives_in_forward_mode():
             assert not y[length:, row].any()
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("lengths", [[2, 6, 1, 4], [4, 4, 4, 4]], ids=str)
+def test_second_derivatives(kind, lengths):
+    layer, _ = layers(kind)
+    x = torch.randn(T, B, F, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: layer(x, lengths=lengths)[0], (x,), fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64], ids=str)
+def test_lengths_of_any_integer_type(dtype):
+    layer, rival = layers("GRU")
+    x = torch.randn(T, B, F, dtype=torch.float64)
+    found = layer(x, lengths=torch.tensor([2, 6, 1, 4], dtype=dtype))
+    torch.testing.assert_close(found, padded(rival, x, [2, 6, 1, 4], None))
+
+
 @pytest.mark.parametrize("lengths", [None, [2, 6, 1, 4]], ids=["dense", "lengths"])
 def test_a_setting_of_pytorch_that_changes_counts_in_the_next_call(lengths, monkeypatch):
     # The operator of a call is looked up once for equal calls; it must not have read the setting by then.
