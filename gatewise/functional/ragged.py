@@ -6,8 +6,7 @@ Autograd records the packing and the operator in less time than the explicit pas
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,33 +19,13 @@ from gatewise.contract.problem import Layout, Problem
 _DENSE, _PACKED = Layout.DENSE.value, Layout.PACKED.value
 
 
-class Ragged(Protocol):
-    """The call of a problem with lengths, all of them positive."""
+Ragged = Callable[[Tensor, Tensor, Tensor, Sequence[Tensor], Tensor, int, int, bool], tuple[Tensor, Tensor, Tensor]]
+"""The call of a problem with lengths, all of them positive: it returns y, h_n and c_n.
 
-    def __call__(
-        self,
-        x: Tensor,
-        h0: Tensor,
-        c0: Tensor,
-        weights: Sequence[Tensor],
-        lengths: Tensor,
-        shortest: int,
-        longest: int,
-        zeros: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return y, h_n and c_n.
-
-        Args:
-            x: The input [T, B, I].
-            h0: The initial hidden state [L*D, B, R].
-            c0: The other initial states [L*D, B, S*H].
-            weights: The weights in PyTorch's flat order.
-            lengths: The lengths [B], int64 on the CPU.
-            shortest: The smallest of them, which is positive.
-            longest: The largest of them.
-            zeros: Whether the initial states are zeros, which have no order.
-        """
-        ...
+Its arguments are x [T, B, I]; the initial states, [L*D, B, R] and [L*D, B, S*H]; the weights in PyTorch's flat order;
+the lengths [B], int64 on the CPU, the shortest and the longest of them; and whether the initial states are zeros, which
+have no order.
+"""
 
 
 def ragged(kernel: Kernel, problem: Problem, device: Device) -> Ragged | None:
