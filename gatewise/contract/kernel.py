@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
@@ -110,6 +111,16 @@ class Traces(NamedTuple):
     backward: frozenset[str]
 
 
+class Operator(Protocol):
+    """An operator of PyTorch that computes a whole call, with its options."""
+
+    def __call__(
+        self, x: Tensor, h0: Tensor, c0: Tensor, weights: Sequence[Tensor], batch_sizes: Tensor | None, /
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return y, h_n and c_n; for a cell with the hidden state alone, c0 is not read, and c_n means nothing."""
+        ...
+
+
 class Kernel(Protocol):
     """An implementation of a recurrent layer, with its forward and backward pass.
 
@@ -184,6 +195,14 @@ class Kernel(Protocol):
         the explicit passes. It is called instead of `forward` and `backward` while autograd is on, if no conversion is
         needed between the caller's arguments and the kernel's. It takes no masks: these operators draw the dropout
         themselves, as PyTorch does.
+        """
+        ...
+
+    def operator(self, problem: Problem, device: Device) -> Operator | None:
+        """Return the operator that computes what `recorded` does for all calls of a problem, or None.
+
+        It is looked up once for equal calls, and takes the caller's own tensors, so it depends on the problem and the
+        device alone: it reads PyTorch's settings whenever it is called.
         """
         ...
 

@@ -38,6 +38,15 @@ MODES = {layer.mode: layer for layer in LAYERS}
 _BY_CELL = {(type(layer.cell), layer.cell.name): layer for layer in LAYERS}
 
 
+def cell_of_mode(cell: Cell | str) -> Cell:
+    """Return the cell of a layer of PyTorch, given the layer's `mode`; a cell is returned unchanged.
+
+    Calls of the drop-ins for PyTorch's layers give the mode, because the key of a look-up hashes it in C, and a cell by
+    a function of Python.
+    """
+    return MODES[cell].cell if isinstance(cell, str) else cell
+
+
 def in_pytorch(cell: Cell) -> bool:
     """Return whether PyTorch has a layer that computes the cell."""
     return (type(cell), cell.name) in _BY_CELL

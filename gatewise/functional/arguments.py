@@ -297,8 +297,9 @@ def _check_state(state: tuple[tuple, ...], x: Form, found: Structure, batch: int
     rows = found.num_layers * (1 + found.bidirectional)
     hidden = (rows, batch, found.proj_size or found.hidden_size)
     cell = (rows, batch, states * found.hidden_size)
-    h0, c0 = (Form(*form) for form in state)
-    for name, form, shape in (("h0", h0, hidden), ("c0", c0, cell)):
+    # For a cell with the hidden state alone, there may be no tensor for the others.
+    for name, each, shape in zip(("h0", "c0"), state, (hidden, cell)[: len(state)], strict=False):
+        form = Form(*each)
         if form.shape != shape:
             meaning = "[L*D, B, R]" if name == "h0" else "[L*D, B, H]"
             raise ShapeError(sentence(name, f"{list(shape)}, which is {meaning}", list(form.shape)))

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gatewise.cells import LSTM, Cell
+from gatewise.cells import Cell
 from gatewise.contract.errors import ArgumentError, KernelRefused, sentence
 from gatewise.contract.problem import NORMAL
+from gatewise.contract.pytorch import cell_of_mode
 from gatewise.contract.steps import LayerSteps
 from gatewise.functional.arguments import check_reverse, check_tensors
 from gatewise.functional.execution import execute, prepare
@@ -25,8 +26,6 @@ from gatewise.functional.reversal import Reversal
 from gatewise.functional.torchscript import recorded
 from gatewise.functional.weights import NestedWeights, flattened
 from gatewise.selection import AUTO, REFERENCE, differentiable_steps
-
-_CELL = LSTM()
 
 
 def lstm(
@@ -106,7 +105,7 @@ def lstm(
 
 def recurrent(
     x: Tensor,
-    state: tuple[Tensor, Tensor] | None,
+    state: tuple[Tensor, ...] | None,
     flat: tuple[Tensor, ...],
     *,
     lengths: Tensor | Sequence[int] | None,
@@ -115,7 +114,7 @@ def recurrent(
     dropout: float,
     kernel: str,
     memory: str,
-    cell: Cell = _CELL,
+    cell: Cell | str = "LSTM",
     resets: Tensor | None = None,
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,6 +123,7 @@ def recurrent(
     Args:
         x: The input [T, B, I] with any strides, or [N, I] with `batch_sizes`.
         state: The initial hidden state [L*D, B, R] and the S other states side by side [L*D, B, S*H]; None for zeros.
+            The hidden state alone is enough for a cell without others.
         flat: The weights in torch's flat order.
         lengths: The lengths [B], or None.
         batch_sizes: The batch size at each step [T] of a packed batch, or None.
@@ -131,12 +131,12 @@ def recurrent(
         dropout: The probability of dropping an output between layers.
         kernel: The name of a kernel, or "auto".
         memory: "normal" or "lean".
-        cell: The cell.
+        cell: The cell, or the `mode` of the layer of PyTorch that computes it.
         resets: The steps at which episodes begin [T, B], or None.
         reverse: Whether the only direction reads each sequence from its last step to its first.
 
     Returns:
-        y, h_n and c_n, the final states shaped as the initial ones.
+        y, h_n and c_n, the final states shaped as the initial ones; c_n means nothing for a cell without other states.
     """
     compiling = torch.compiler.is_compiling()
     if not x.is_meta and (compiling or torch._C._is_any_autocast_enabled()):
@@ -150,11 +150,14 @@ def recurrent(
         x = order.reordered(x)
     found = None
     if not compiling and torch._C._is_tracing():
-        found = recorded(x, state, flat, lengths, batch_sizes, bidirectional, dropout, cell, resets)
+        options = bidirectional, dropout, cell_of_mode(cell), resets
+        found = recorded(x, _pair(state), flat, lengths, batch_sizes, *options)
     if found is None:
-        compute = traced if compiling or x.is_meta else execute
-        options = lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell
-        found = compute(x, state, flat, *options, resets)
+        if compiling or x.is_meta:
+            options = lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell_of_mode(cell)
+            found = traced(x, _pair(state), flat, *options, resets)
+        else:
+            found = execute(x, state, flat, lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell, resets)
     return found if order is None else (order.reordered(found[0]), *found[1:])
 
 
@@ -203,14 +206,14 @@ def recurrent_with_steps(
     if torch.compiler.is_compiling():
         advice = "Call the layer outside of the compiled function, as torch.compiler.disable does."
         raise ArgumentError(sentence("return_steps", "False under torch.compile", "True", advice))
-    x, state, flat = _as_autocast(x, state, flat)
+    x, given, flat = _as_autocast(x, state, flat)
     order = Reversal.of(x, lengths, None) if reverse else None
     if order is not None:
         resets = order.resets(resets, x)
         x = order.reordered(x)
-    needs_grad = torch.is_grad_enabled() and any(one.requires_grad for one in (x, *(state or ()), *flat))
+    needs_grad = torch.is_grad_enabled() and any(one.requires_grad for one in (x, *(given or ()), *flat))
     options = lengths, None, bidirectional, dropout, needs_grad, REFERENCE.name, memory, cell, Particulars(), resets
-    plan, inputs = prepare(x, state, flat, *options)
+    plan, inputs = prepare(x, given, flat, *options)
     with torch.autocast(x.device.type, enabled=False):
         result, steps = differentiable_steps(plan.problem, with_masks(plan.problem, inputs))
     if order is None:
@@ -218,11 +221,17 @@ def recurrent_with_steps(
     return order.reordered(result.y), result.h_n, result.c_n, tuple(layer.map(order.reordered) for layer in steps)
 
 
+def _pair(state: tuple[Tensor, ...] | None) -> tuple[Tensor, Tensor] | None:
+    if state is None or len(state) == 2:
+        return state
+    return state[0], state[0].new_zeros(state[0].shape[0], state[0].shape[1], 0)
+
+
 def _as_autocast(
-    x: Tensor, state: tuple[Tensor, Tensor] | None, flat: tuple[Tensor, ...]
-) -> tuple[Tensor, tuple[Tensor, Tensor] | None, tuple[Tensor, ...]]:
+    x: Tensor, state: tuple[Tensor, ...] | None, flat: tuple[Tensor, ...]
+) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...]]:
     if not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
         return x, state, flat
     dtype = torch.get_autocast_dtype(x.device.type)
-    state = None if state is None else (state[0].to(dtype), state[1].to(dtype))
+    state = None if state is None else tuple([each.to(dtype) for each in state])
     return x.to(dtype), state, tuple(weight.to(dtype) for weight in flat)

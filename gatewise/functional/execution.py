@@ -26,14 +26,14 @@ from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
 from gatewise.functional.arguments import check_options
 from gatewise.functional.batched_gradients import one_by_one
 from gatewise.functional.initial_states import initial_states
-from gatewise.functional.lengths import bounded, checked_batch_sizes, checked_lengths
+from gatewise.functional.lengths import bounded, checked_batch_sizes, checked_lengths, read_lengths
 from gatewise.functional.passes import Guarded, in_plain_pytorch, with_masks
-from gatewise.functional.plan import Particulars, Plan, plan_of
-from gatewise.functional.resets import copied_resets
+from gatewise.functional.plan import Particulars, Plan, Settings, plan_of
+from gatewise.functional.resets import copied_resets, refuse_packed
 from gatewise.functional.weights import forms_of
-from gatewise.selection import AUTO, REFERENCE, Preference, kernel_named, preference
+from gatewise.selection import AUTO, FREE, REFERENCE, Preference, kernel_named, preference
 
-_ALL, _NONE = Needs(), Particulars()
+_ALL = Needs()
 _NOTHING = contextlib.nullcontext()
 
 _requires_grad = operator.attrgetter("requires_grad")
@@ -48,7 +48,7 @@ _graph_is_kept: Callable[[], bool] = getattr(
 
 def execute(
     x: Tensor,
-    state: tuple[Tensor, Tensor] | None,
+    state: tuple[Tensor, ...] | None,
     flat: tuple[Tensor, ...],
     lengths: Tensor | Sequence[int] | None,
     batch_sizes: Tensor | None,
@@ -56,18 +56,40 @@ def execute(
     dropout: float,
     kernel: str,
     memory: str,
-    cell: Cell,
+    cell: Cell | str,
     resets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute y, h_n and c_n, differentiable; arguments and errors are those of `prepare`."""
+    """Compute y, h_n and c_n, differentiable; arguments and errors are those of `prepare`.
+
+    For a cell with the hidden state alone, `state` may be that one tensor, and c_n means nothing.
+    """
     grad_enabled = torch.is_grad_enabled()
     needs_grad = grad_enabled and (
         x.requires_grad
-        or (state is not None and (state[0].requires_grad or state[1].requires_grad))
+        or (state is not None and (state[0].requires_grad or state[-1].requires_grad))
         or True in map(_requires_grad, flat)
     )
-    options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell
-    plan, inputs = prepare(x, state, flat, *options, resets=resets)
+    packed = particulars = None
+    if batch_sizes is not None:
+        if lengths is not None or resets is not None:
+            _refuse_with_packed(lengths, resets)
+        packed = checked_batch_sizes(batch_sizes, x.shape[0] if x.dim() else 0)
+    elif lengths is not None or resets is not None:
+        particulars, resets = _particulars_of(None, x, lengths, resets)
+    plan = _planned(x, state, flat, bidirectional, dropout, needs_grad, kernel, memory, cell, packed, particulars)
+    # A small call takes about as long as this function, so that nothing is prepared for an operator that it does not
+    # read, and calls are without `*`, which the interpreter does not inline.
+    if plan.operator is not None:
+        h0, c0 = _zeros(plan, x) if state is None else (state[0], state[-1])
+        y, h_n, c_n = plan.operator(x, h0, c0, flat, batch_sizes)
+        return y, h_n, c_n
+    if plan.ragged is not None and forward_ad._current_level < 0:
+        each, shortest, longest = read_lengths(lengths, plan.problem.time, plan.problem.batch, x.device)
+        if shortest:
+            h0, c0 = _zeros(plan, x) if state is None else (state[0], state[-1])
+            return plan.ragged(x, h0, c0, flat, each, shortest, longest, state is None)
+    options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell, particulars, resets
+    plan, inputs = _with_inputs(plan, x, state, flat, *options)
     found = plan.passes.recorded(plan.problem, inputs) if plan.records else None
     if found is None:
         if plan.draws:
@@ -83,7 +105,7 @@ def execute(
 
 def prepare(
     x: Tensor,
-    state: tuple[Tensor, Tensor] | None,
+    state: tuple[Tensor, ...] | None,
     flat: tuple[Tensor, ...],
     lengths: Tensor | Sequence[int] | None,
     batch_sizes: Tensor | None,
@@ -92,15 +114,16 @@ def prepare(
     needs_grad: bool,
     kernel: str,
     memory: str,
-    cell: Cell,
-    particulars: Particulars = _NONE,
+    cell: Cell | str,
+    particulars: Particulars | None = None,
     resets: Tensor | None = None,
 ) -> tuple[Plan, Inputs]:
     """Check the arguments of a call and return its plan, and its inputs without dropout masks.
 
     Args:
         x: The input [T, B, I], or [N, I] when packed.
-        state: The initial hidden state and the other states [L*D, B, S*H], or None for zeros.
+        state: The initial hidden state and the other states [L*D, B, S*H], or None for zeros. The hidden state alone
+            is enough for a cell without others.
         flat: The weights in torch's flat order.
         lengths: The lengths [B], or None.
         batch_sizes: The batch sizes [T] of a packed batch, or None.
@@ -109,7 +132,7 @@ def prepare(
         needs_grad: Whether a backward pass will follow.
         kernel: The name of a kernel, or "auto".
         memory: "normal" or "lean".
-        cell: The cell.
+        cell: The cell, or the `mode` of the layer of PyTorch that computes it.
         particulars: The properties that few calls have; those of `lengths`, `batch_sizes` and `resets` are added here.
         resets: The steps at which episodes begin [T, B], or None.
 
@@ -121,59 +144,104 @@ def prepare(
         KernelRefused: The kernel that was named cannot run this call.
         OutOfMemoryPredicted: No kernel fits into the memory budget.
     """
-    if lengths is not None or batch_sizes is not None:
-        particulars, batch_sizes = _with_layout(particulars, x, lengths, batch_sizes)
-    if resets is not None:
-        resets = copied_resets(resets, x.shape, x.device, packed=batch_sizes is not None)
-        particulars = particulars._replace(resets=True)
+    packed = None
+    if batch_sizes is not None:
+        if lengths is not None or resets is not None:
+            _refuse_with_packed(lengths, resets)
+        packed = checked_batch_sizes(batch_sizes, x.shape[0] if x.dim() else 0)
+    elif lengths is not None or resets is not None:
+        particulars, resets = _particulars_of(particulars, x, lengths, resets)
+    plan = _planned(x, state, flat, bidirectional, dropout, needs_grad, kernel, memory, cell, packed, particulars)
+    options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell, particulars, resets
+    return _with_inputs(plan, x, state, flat, *options)
+
+
+def _planned(
+    x: Tensor,
+    state: tuple[Tensor, ...] | None,
+    flat: tuple[Tensor, ...],
+    bidirectional: bool,
+    dropout: float,
+    needs_grad: bool,
+    kernel: str,
+    memory: str,
+    cell: Cell | str,
+    packed: tuple[int, int] | None,
+    particulars: Particulars | None,
+) -> Plan:
+    traced = particulars is not None and particulars.traced
     # The preference was read while the graph was traced: `use_kernel` around the compiled call has no effect.
-    wanted = Preference(kernel, "predict", "") if particulars.traced else preference(kernel)
+    wanted = Preference(kernel, "predict", "") if traced else preference(kernel)
+    on_gpu, autocast = x.is_cuda, torch._C._is_any_autocast_enabled()
+    # A kernel that is named computes derivatives in forward mode if it can, as PyTorch's own kernels do.
+    transformed = torch._C._are_functorch_transforms_active() or (
+        forward_ad._current_level >= 0 and wanted.kernel in (AUTO, REFERENCE.name)
+    )
+    settings = None
+    if on_gpu or autocast or transformed or wanted is not FREE:
+        tf32 = on_gpu and x.dtype is torch.float32 and tf32_allowed()
+        # A compiled call has one choice, inside a CUDA graph and outside.
+        capture = state_of_capture() if on_gpu and not traced else ""
+        settings = Settings(wanted, tf32, torch._C._get_cudnn_enabled(), capture, autocast, transformed)
     # The policy "measure" depends on earlier measurements, and choosing within a budget is logged at every call.
-    cached = wanted.policy == "predict" and particulars.memory_budget is None
-    on_gpu = x.is_cuda
+    cached = wanted.policy == "predict" and (particulars is None or particulars.memory_budget is None)
     try:
-        plan = (plan_of if cached else plan_of.__wrapped__)(
+        return (plan_of if cached else plan_of.__wrapped__)(
             (x.shape, x.dtype, x.device),
             None if state is None else forms_of(state),
             forms_of(flat),
             bidirectional,
             dropout,
             needs_grad,
-            on_gpu and x.dtype is torch.float32 and tf32_allowed(),
-            torch._C._get_cudnn_enabled(),
-            wanted,
             memory,
-            # A compiled call has one choice, inside a CUDA graph and outside.
-            state_of_capture() if on_gpu and not particulars.traced else "",
             cell,
-            torch._C._is_any_autocast_enabled(),
-            # A kernel that is named computes derivatives in forward mode if it can, as PyTorch's own kernels do.
-            torch._C._are_functorch_transforms_active()
-            or (forward_ad._current_level >= 0 and wanted.kernel in (AUTO, REFERENCE.name)),
+            packed,
+            settings,
             particulars,
         )
     except TypeError:  # an option that cannot be hashed
         check_options(bidirectional, dropout, memory)
-        check_memory_budget(particulars.memory_budget)
+        check_memory_budget(None if particulars is None else particulars.memory_budget)
         raise
+
+
+def _with_inputs(
+    plan: Plan,
+    x: Tensor,
+    state: tuple[Tensor, ...] | None,
+    flat: tuple[Tensor, ...],
+    lengths: Tensor | Sequence[int] | None,
+    batch_sizes: Tensor | None,
+    bidirectional: bool,
+    dropout: float,
+    needs_grad: bool,
+    kernel: str,
+    memory: str,
+    cell: Cell | str,
+    particulars: Particulars | None,
+    resets: Tensor | None,
+) -> tuple[Plan, Inputs]:
     problem = plan.problem
     if state is None:
-        rows = problem.num_layers * problem.num_directions
-        h0 = c0 = x.new_zeros(rows, problem.batch, problem.state_size)
-        if problem.states_size != problem.state_size:  # otherwise one tensor is both, for nothing writes to it
-            c0 = x.new_zeros(rows, problem.batch, problem.states_size)
-        h0, c0 = initial_states(cell, h0, c0)
+        h0, c0 = initial_states(problem.cell, *_zeros(plan, x))
     else:
-        h0, c0 = state
+        h0, c0 = state if len(state) == 2 else (state[0], state[0].new_zeros(*state[0].shape[:2], 0))
     if lengths is None:
+        if batch_sizes is not None:
+            batch_sizes = batch_sizes.clone()  # the caller may change its own before the backward pass
         return plan, Inputs(x, h0, c0, flat, None, batch_sizes, resets=resets)
     row_lengths, longest = checked_lengths(lengths, problem.time, problem.batch, x.device)
     if problem.layout is Layout.DEVICE_LENGTHS:
         row_lengths, h0 = bounded(row_lengths, problem.time, h0)
-    elif longest == 0 and not particulars.empty:
+    elif longest == 0 and particulars is not None and not particulars.empty:
         options = None, bidirectional, dropout, needs_grad, kernel, memory, cell
         return prepare(x, state, flat, row_lengths, *options, particulars._replace(empty=True), resets)
     return plan, Inputs(x, h0, c0, flat, row_lengths, resets=resets)
+
+
+def _zeros(plan: Plan, x: Tensor) -> tuple[Tensor, Tensor]:
+    h0 = x.new_zeros(plan.h0_shape)
+    return h0, h0 if plan.c0_shape is None else x.new_zeros(plan.c0_shape)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -235,18 +303,24 @@ def _backward(ctx: Any, gradients: Sequence[Tensor | None], follows: bool) -> Se
     return dx, dh0, dc0, *dweights
 
 
-def _with_layout(
-    particulars: Particulars, x: Tensor, lengths: Tensor | Sequence[int] | None, batch_sizes: Tensor | None
-) -> tuple[Particulars, Tensor | None]:
-    if batch_sizes is None:
-        on_gpu = isinstance(lengths, Tensor) and lengths.is_cuda and x.is_cuda
-        return particulars._replace(lengths=Layout.DEVICE_LENGTHS if on_gpu else Layout.HOST_LENGTHS), None
+def _refuse_with_packed(lengths: object, resets: object) -> None:
     if lengths is not None:
         raise ArgumentError(sentence("lengths", "None for a packed batch", "both lengths and batch_sizes"))
-    batch_sizes, packed = checked_batch_sizes(batch_sizes, len(x) if x.dim() else 0)
-    if particulars is _NONE:  # as in every call of a layer; `_replace` takes five times as long
-        return Particulars(packed), batch_sizes
-    return particulars._replace(packed=packed), batch_sizes
+    refuse_packed(resets)
+
+
+def _particulars_of(
+    particulars: Particulars | None, x: Tensor, lengths: Tensor | Sequence[int] | None, resets: Tensor | None
+) -> tuple[Particulars, Tensor | None]:
+    if lengths is not None:
+        on_gpu = isinstance(lengths, Tensor) and lengths.is_cuda and x.is_cuda
+        layout = Layout.DEVICE_LENGTHS if on_gpu else Layout.HOST_LENGTHS
+        # `_replace` takes five times as long as making the tuple, which is all that calls of layers need.
+        particulars = Particulars(layout) if particulars is None else particulars._replace(lengths=layout)
+    if resets is not None:
+        resets = copied_resets(resets, x.shape, x.device, packed=False)
+        particulars = (particulars or Particulars())._replace(resets=True)
+    return particulars or Particulars(), resets
 
 
 def _differentiable_backward(

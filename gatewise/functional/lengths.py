@@ -35,21 +35,7 @@ def checked_lengths(lengths: Any, time: int, batch: int, device: torch.device) -
         DeviceError: The lengths are on another device than x and the CPU.
         ShapeError: The number of lengths is not B, or a length is not in [0, T].
     """
-    if not isinstance(lengths, Tensor):
-        lengths = as_tensor(lengths)
-    elif lengths.layout is not torch.strided:
-        raise ArgumentError(
-            sentence("lengths", "a dense tensor", f"one of {lengths.layout}", "Call .to_dense() on it.")
-        )
-    if lengths.dtype.is_floating_point or lengths.dtype == torch.bool or lengths.dtype.is_complex:
-        raise DtypeError(sentence("lengths", "integers", lengths.dtype))
-    if lengths.shape != (batch,):
-        raise ShapeError(sentence("lengths", f"one integer per sequence, [{batch}]", list(lengths.shape)))
-    if lengths.device != device and lengths.device.type != "cpu":
-        if device.type != "cpu" or lengths.is_meta:
-            where = f"on {device} like x, or on the CPU" if device.type != "cpu" else "on the CPU like x"
-            raise DeviceError(sentence("lengths", where, f"on {lengths.device}"))
-        lengths = lengths.cpu()
+    lengths = _checked_tensor(lengths, batch, device)
     if lengths.is_cuda:
         return lengths if lengths.dtype is torch.int64 else lengths.to(torch.int64), None
     lengths = lengths.to(torch.int64, copy=True)  # integers have no gradient, so nothing is recorded
@@ -60,9 +46,52 @@ def checked_lengths(lengths: Any, time: int, batch: int, device: torch.device) -
     else:
         each = lengths.tolist()
         low, high = min(each), max(each)
+    _check_range(low, high, time)
+    return lengths, high
+
+
+def read_lengths(lengths: Any, time: int, batch: int, device: torch.device) -> tuple[Tensor, int, int]:
+    """Return lengths on a CPU as int64, the shortest and the longest; they may be the caller's own tensor.
+
+    Args:
+        lengths: The lengths as the caller gave them.
+        time: T, the largest length that is valid.
+        batch: B, the number of lengths, at least one.
+        device: The device of x, a CPU.
+
+    Raises:
+        GatewiseError: The errors are those of `checked_lengths`.
+    """
+    lengths = _checked_tensor(lengths, batch, device)
+    each = lengths.tolist()
+    low, high = min(each), max(each)
+    _check_range(low, high, time)
+    return lengths if lengths.dtype is torch.int64 else lengths.to(torch.int64), low, high
+
+
+def _checked_tensor(lengths: Any, batch: int, device: torch.device) -> Tensor:
+    if not isinstance(lengths, Tensor):
+        lengths = as_tensor(lengths)
+    elif lengths.layout is not torch.strided:
+        raise ArgumentError(
+            sentence("lengths", "a dense tensor", f"one of {lengths.layout}", "Call .to_dense() on it.")
+        )
+    dtype = lengths.dtype
+    if dtype is not torch.int64 and (dtype.is_floating_point or dtype == torch.bool or dtype.is_complex):
+        raise DtypeError(sentence("lengths", "integers", dtype))
+    if lengths.shape != (batch,):
+        raise ShapeError(sentence("lengths", f"one integer per sequence, [{batch}]", list(lengths.shape)))
+    if not lengths.is_cpu and lengths.device != device:
+        if device.type != "cpu" or lengths.is_meta:
+            where = f"on {device} like x, or on the CPU" if device.type != "cpu" else "on the CPU like x"
+            raise DeviceError(sentence("lengths", where, f"on {lengths.device}"))
+        lengths = lengths.cpu()
+    return lengths
+
+
+def _check_range(low: int, high: int, time: int) -> None:
     if low < 0 or high > time:
         raise ShapeError(sentence("lengths", f"between 0 and T = {time}", low if low < 0 else high))
-    return lengths, high
 
 
 def as_tensor(lengths: Any) -> Tensor:
@@ -106,8 +135,8 @@ def bounded(lengths: Tensor, time: int, h0: Tensor) -> tuple[Tensor, Tensor]:
     return found, torch.where((found == lengths)[:, None], h0, torch.nan)
 
 
-def checked_batch_sizes(batch_sizes: object, tokens: int) -> tuple[Tensor, tuple[int, int]]:
-    """Return a copy of the batch sizes of a packed batch, and the numbers of its steps and sequences, T and B.
+def checked_batch_sizes(batch_sizes: object, tokens: int) -> tuple[int, int]:
+    """Return the numbers of steps and sequences of a packed batch, T and B.
 
     Args:
         batch_sizes: The batch sizes as the caller gave them.
@@ -124,7 +153,7 @@ def checked_batch_sizes(batch_sizes: object, tokens: int) -> tuple[Tensor, tuple
         raise ArgumentError(sentence("batch_sizes", expectation, type(batch_sizes).__name__))
     if batch_sizes.dtype != torch.int64:
         raise DtypeError(sentence("batch_sizes", "torch.int64", batch_sizes.dtype))
-    if batch_sizes.device.type != "cpu":
+    if not batch_sizes.is_cpu:
         raise DeviceError(sentence("batch_sizes", "on the CPU", f"on {batch_sizes.device}"))
     if batch_sizes.dim() != 1:
         raise ShapeError(sentence("batch_sizes", "of rank 1, [T]", list(batch_sizes.shape)))
@@ -134,7 +163,7 @@ def checked_batch_sizes(batch_sizes: object, tokens: int) -> tuple[Tensor, tuple
     if sum(sizes) != tokens:
         expectation = f"numbers whose sum is N = {tokens}, the rows of x"
         raise ShapeError(sentence("batch_sizes", expectation, f"{_few(sizes)} with the sum {sum(sizes)}"))
-    return batch_sizes.clone(), (len(sizes), sizes[0] if sizes else 0)
+    return len(sizes), sizes[0] if sizes else 0
 
 
 def _integer(length: Any, place: int) -> int:

@@ -20,14 +20,18 @@ from gatewise.contract.capture import state as state_of_capture
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.errors import KernelRefused, callers_level, sentence
+from gatewise.contract.kernel import Operator
 from gatewise.contract.masks import draws_masks
 from gatewise.contract.problem import NORMAL, Layout, Problem
+from gatewise.contract.pytorch import cell_of_mode
 from gatewise.functional.arguments import described, without_features
 from gatewise.functional.lengths import checked_batch_sizes, checked_lengths
 from gatewise.functional.passes import Guarded, Passes, PlainPyTorch
+from gatewise.functional.ragged import Ragged, ragged
 from gatewise.functional.weights import NestedWeights, flattened
 from gatewise.selection import (
     AUTO,
+    FREE,
     REFERENCE,
     Preference,
     choose,
@@ -40,7 +44,17 @@ from gatewise.selection import (
 from gatewise.selection.profiled_kernels import kernels_among
 from gatewise.selection.pytorch import decide_as_pytorch
 
-__all__ = ["REFERENCE", "Particulars", "Plan", "chosen_for_graph", "decision_of", "kernels_among", "plan_of", "probed"]
+__all__ = [
+    "REFERENCE",
+    "Particulars",
+    "Plan",
+    "Settings",
+    "chosen_for_graph",
+    "decision_of",
+    "kernels_among",
+    "plan_of",
+    "probed",
+]
 
 _TYPICAL_SIZE = 64
 
@@ -49,7 +63,6 @@ class Particulars(NamedTuple):
     """The properties of a call that few calls have.
 
     Attributes:
-        packed: T and B of a packed batch; None for padded sequences.
         lengths: `Layout.HOST_LENGTHS` or `Layout.DEVICE_LENGTHS` where lengths are given.
         projected: Whether x holds the first layer's input products.
         memory_budget: The bytes that the call may take by prediction; None for no limit.
@@ -58,13 +71,36 @@ class Particulars(NamedTuple):
         resets: Whether resets are given.
     """
 
-    packed: tuple[int, int] | None = None
     lengths: Layout | None = None
     projected: bool = False
     memory_budget: float | None = None
     traced: bool = False
     empty: bool = False
     resets: bool = False
+
+
+class Settings(NamedTuple):
+    """What a choice depends on besides the arguments of the call.
+
+    Attributes:
+        wanted: The user's preference among kernels.
+        allow_tf32: Whether PyTorch's settings allow TF32.
+        cudnn_enabled: Whether PyTorch's settings allow cuDNN.
+        capture: The state of CUDA graph capture, from `contract.capture.state`.
+        autocast: Whether autocast is enabled for any device.
+        transformed: Whether a transform of `torch.func` or a derivative in forward mode is active.
+    """
+
+    wanted: Preference = FREE
+    allow_tf32: bool = False
+    cudnn_enabled: bool = True
+    capture: str = ""
+    autocast: bool = False
+    transformed: bool = False
+
+
+_USUAL_SETTINGS, _USUAL_PARTICULARS = Settings(), Particulars()
+_MOST_PLANS = 4096
 
 
 class Plan(NamedTuple):
@@ -74,37 +110,44 @@ class Plan(NamedTuple):
         problem: The problem.
         kernel: The name of the chosen kernel.
         passes: The passes: those of the kernel itself where nothing has to be done around them.
+        h0_shape: The shape of the initial hidden state.
+        c0_shape: The shape of the other initial states; None if they need no tensor beside that of the hidden state.
         records: Whether to ask for the recorded forward pass first: the kernel reads the layout, and no lengths are
             given, or the sequences are packed for it on a CPU. With dropout, only calls with gradients are recorded.
         single_use: Whether a backward pass consumes what the forward pass kept.
         draws: Whether masks must be drawn, for dropout between layers or for a regularised cell.
+        operator: The operator of PyTorch that computes the call from the caller's own tensors, if there is one and
+            nothing has to be done around it.
+        ragged: The same for a call with lengths on a CPU, all of them positive.
     """
 
     problem: Problem
     kernel: str
     passes: Passes
+    h0_shape: tuple[int, ...]
+    c0_shape: tuple[int, ...] | None
     records: bool
     single_use: bool
     draws: bool = False
+    operator: Operator | None = None
+    ragged: Ragged | None = None
 
 
-@functools.lru_cache(maxsize=4096)
+# A cache with a limit reads and writes the order of use in each look-up: memory that the processor's caches no longer
+# hold after a backward pass. So this one has no limit, and is emptied when it is full.
+@functools.cache
 def plan_of(
     x: tuple,
-    state: tuple[tuple, tuple] | None,
+    state: tuple[tuple, ...] | None,
     weights: tuple[tuple, ...],
     bidirectional: bool,
     dropout: float,
     needs_grad: bool,
-    allow_tf32: bool,
-    cudnn_enabled: bool,
-    wanted: Preference,
     memory: str,
-    capture: str,
-    cell: Cell,
-    autocast: bool,
-    transformed: bool,
-    particulars: Particulars,
+    cell: Cell | str,
+    packed: tuple[int, int] | None = None,
+    settings: Settings | None = None,
+    particulars: Particulars | None = None,
 ) -> Plan:
     """Return the plan of a call.
 
@@ -115,15 +158,12 @@ def plan_of(
         bidirectional: Whether every layer has a reverse direction.
         dropout: The probability of dropping an output between layers.
         needs_grad: Whether a backward pass will follow.
-        allow_tf32: Whether PyTorch's settings allow TF32.
-        cudnn_enabled: Whether PyTorch's settings allow cuDNN.
-        wanted: The user's preference among kernels.
         memory: "normal" or "lean".
-        capture: The state of CUDA graph capture, from `contract.capture.state`.
-        cell: The cell.
-        autocast: Whether autocast is enabled for any device.
-        transformed: Whether a transform of `torch.func` or a derivative in forward mode is active.
-        particulars: The properties that few calls have.
+        cell: The cell, or the `mode` of the layer of PyTorch that computes it.
+        packed: T and B of a packed batch; None for padded sequences.
+        settings: What the choice depends on besides the arguments; None for the defaults, which most calls on a CPU
+            have, and which are hashed faster so.
+        particulars: The properties that few calls have; None for the defaults.
 
     Raises:
         ShapeError: A rank or size does not fit.
@@ -134,7 +174,11 @@ def plan_of(
         OutOfMemoryPredicted: No kernel fits into the memory budget.
         TypeError: An option cannot be hashed.
     """
-    packed, lengths, projected, memory_budget, traced, empty, resets = particulars
+    if plan_of.cache_info().currsize >= _MOST_PLANS:
+        plan_of.cache_clear()
+    wanted, allow_tf32, cudnn_enabled, capture, autocast, transformed = settings or _USUAL_SETTINGS
+    lengths, projected, memory_budget, traced, empty, resets = particulars or _USUAL_PARTICULARS
+    cell = cell_of_mode(cell)
     if projected:
         x = without_features(x, weights)
     problem = described(
@@ -146,9 +190,12 @@ def plan_of(
         problem = problem.replace(projected=True)
     if resets:
         problem = problem.replace(resets=True)
+    rows = problem.num_layers * problem.num_directions
+    h0_shape, c0_shape = (rows, problem.batch, problem.state_size), (rows, problem.batch, problem.states_size)
+    shapes = h0_shape, None if c0_shape == h0_shape else c0_shape  # nothing writes to the states
     if transformed:
         _check_transformable(wanted)
-        return Plan(problem, REFERENCE.name, PlainPyTorch(), records=True, single_use=False)
+        return Plan(problem, REFERENCE.name, PlainPyTorch(), *shapes, records=True, single_use=False)
     device = _without_cudnn_if_off(x[2], cudnn_enabled)
     name = chosen_for_graph(problem, device, wanted.kernel) if traced else AUTO
     chosen = choose(problem, device, name if traced else wanted, memory_budget).chosen
@@ -158,20 +205,27 @@ def plan_of(
             advice = f"Only {kernel.name} runs it, by its own operators under autograd."
             warnings.warn(f"{refusal} {advice}", stacklevel=callers_level())
         if refusal or not problem.rebuilds_gates:
-            return Plan(problem, kernel.name, PlainPyTorch(), records=True, single_use=False)
+            return Plan(problem, kernel.name, PlainPyTorch(), *shapes, records=True, single_use=False)
     reads_layout = problem.layout in kernel.layouts
     elsewhere = lengths is Layout.HOST_LENGTHS and x[2].type != "cpu"
     straight = reads_layout and not (autocast or capture or elsewhere)
     # On a CPU, autograd records the packing and the operator in less time than the explicit passes take around them.
     packs = problem.layout is Layout.HOST_LENGTHS and x[2].type == "cpu" and Layout.PACKED in kernel.layouts
     records = (packs or (reads_layout and lengths is None)) and (needs_grad or not problem.dropout)
+    operator = kernel.operator(problem, device) if straight and records else None
+    by_lengths = ragged(kernel, problem, device) if packs and records and not autocast else None
+    if not (operator is None and by_lengths is None) and not cell.states:
+        shapes = h0_shape, None
     return Plan(
         problem,
         kernel.name,
         kernel if straight else Guarded(kernel),
+        *shapes,
         records,
         single_use=kernel.single_use(problem),
         draws=draws_masks(problem),
+        operator=operator,
+        ragged=by_lengths,
     )
 
 
@@ -245,7 +299,7 @@ def decision_of(
     count = 1 + len(flat)
     packed = None
     if batch_sizes is not None:
-        _, packed = checked_batch_sizes(batch_sizes, len(x))
+        packed = checked_batch_sizes(batch_sizes, len(x))
     problem = described(
         forms[0],
         tuple(forms[count:]) or None,

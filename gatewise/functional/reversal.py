@@ -93,7 +93,8 @@ def _checked_source(
     shape: Sequence[int], device: torch.device, lengths: Tensor | Sequence[int] | None, batch_sizes: Tensor | None
 ) -> Tensor:
     if batch_sizes is not None:
-        return _index_of_packed(checked_batch_sizes(batch_sizes, shape[0])[0]).to(device, non_blocking=True)
+        checked_batch_sizes(batch_sizes, shape[0])
+        return _index_of_packed(batch_sizes).to(device, non_blocking=True)
     lengths, _ = checked_lengths(lengths, shape[0], shape[1], device)
     return _index_of_padded(lengths.to(device, non_blocking=True), shape[0])
 

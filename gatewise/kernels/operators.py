@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+import functools
+from collections.abc import Sequence
 
-from gatewise.contract.problem import Problem
+import torch
+from torch import Tensor
+
+from gatewise.contract.kernel import Operator
+from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.pytorch import pytorch_layer
 from gatewise.contract.saved import Inputs, Result
 
@@ -15,11 +20,35 @@ def call(problem: Problem, inputs: Inputs) -> Result:
     Without other states than the hidden one, `c_n` is `c0`, which has no elements.
     """
     x, h0, c0, weights, _, batch_sizes, *_ = inputs
-    operator = getattr(torch, pytorch_layer(problem.cell).mode.lower())
+    return Result(*operator_of(problem)(x, h0, c0, weights, batch_sizes))
+
+
+# The name and the options follow from the problem alone. The operator is taken from `torch` in each call, as PyTorch's
+# layers do, and reads PyTorch's settings then.
+@functools.lru_cache(maxsize=1024)
+def operator_of(problem: Problem) -> Operator:
+    """Return the operator that computes all layers of a problem, with its options.
+
+    Args:
+        problem: The problem, dense or packed.
+    """
+    name = pytorch_layer(problem.cell).mode.lower()
     options = (problem.bias, problem.num_layers, problem.dropout, problem.needs_grad, problem.bidirectional)
-    state = (h0, c0) if problem.cell.states else h0
-    if batch_sizes is None:
-        y, h_n, *c_n = operator(x, state, weights, *options, False)
-    else:
-        y, h_n, *c_n = operator(x, batch_sizes, state, weights, *options)
-    return Result(y, h_n, c_n[0] if c_n else c0)
+    pair = bool(problem.cell.states)
+    if problem.layout is Layout.PACKED:
+
+        def packed(
+            x: Tensor, h0: Tensor, c0: Tensor, weights: Sequence[Tensor], batch_sizes: Tensor | None
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            found = getattr(torch, name)(x, batch_sizes, (h0, c0) if pair else h0, weights, *options)
+            return found if pair else (*found, c0)
+
+        return packed
+
+    def dense(
+        x: Tensor, h0: Tensor, c0: Tensor, weights: Sequence[Tensor], batch_sizes: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        found = getattr(torch, name)(x, (h0, c0) if pair else h0, weights, *options, False)
+        return found if pair else (*found, c0)
+
+    return dense

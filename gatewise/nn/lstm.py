@@ -150,11 +150,12 @@ class LSTM(nn.LSTM):
                 `PackedSequence` or with one sequence, or `resets` with a `PackedSequence`.
             KernelRefused: The kernel named by `kernel` does not exist or cannot run this call.
         """
-        if not isinstance(input, (Tensor, PackedSequence)):
+        padded = isinstance(input, Tensor)
+        if not padded and not isinstance(input, PackedSequence):
             return recorded(self, input, hx=hx, lengths=lengths, resets=resets)
         if hx is not None:
             check_pair(hx)
-        if isinstance(input, PackedSequence):
+        if not padded:
             run = functools.partial(_run, self)
             packed, (h_n, c_n) = run_packed(run, input, hx, lengths, "[L*D, B, R] and [L*D, B, H]", resets)
             return packed, (h_n, c_n)
@@ -167,12 +168,12 @@ class LSTM(nn.LSTM):
             arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
             expectation = f"{arrangement}, or [T, I] for one sequence"
             raise ShapeError(sentence("input", expectation, f"rank {rank} with shape {list(input.shape)}"))
-        if resets is not None and self.batch_first:
+        if not self.batch_first:
+            return _run(self, input, hx, lengths=lengths, resets=resets)
+        if resets is not None:
             resets = time_first(resets, input.shape[:2])
-        if self.batch_first:
-            y, state = _run(self, input.transpose(0, 1), hx, lengths=lengths, resets=resets)
-            return y.transpose(0, 1), state
-        return _run(self, input, hx, lengths=lengths, resets=resets)
+        y, state = _run(self, input.transpose(0, 1), hx, lengths=lengths, resets=resets)
+        return y.transpose(0, 1), state
 
     stream = stream
     extra_repr = pytorch_layer.extra_repr

@@ -99,7 +99,7 @@ def weights_of(layer: Any) -> tuple[Tensor, ...]:
     """
     names, found = layer._flat_weights_names, layer._parameters
     try:
-        weights = tuple(map(found.__getitem__, names))
+        weights = tuple([found[name] for name in names])
     except KeyError:
         weights = tuple([_named(layer, name) for name in names])
     directions = layer.num_layers * (2 if layer.bidirectional else 1)
@@ -110,14 +110,15 @@ def weights_of(layer: Any) -> tuple[Tensor, ...]:
         advice = "Make a new layer of these sizes instead of changing them."
         raise ShapeError(sentence("weights", f"as many as {sizes} take", f"{len(weights)} tensors", advice))
     listed, references = layer._flat_weights, layer._flat_weight_refs
-    are_listed = len(listed) == len(weights) and all(map(operator.is_, weights, listed))
-    if are_listed:
-        for weight, reference in zip(weights, references, strict=False):  # a loop calls no function of Python
-            if reference is None or reference() is not weight:
+    if len(listed) == len(references) == len(weights):
+        # The usual case, in one loop. The lists are as long as each other.
+        for weight, one, reference in zip(weights, listed, references):  # noqa: B905
+            if one is not weight or reference is None or reference() is not weight:
                 break
         else:
             return weights
-    elif len(references) == len(weights) and not any(map(_is_other, weights, references)):
+    are_listed = len(listed) == len(weights) and all(map(operator.is_, weights, listed))
+    if not are_listed and len(references) == len(weights) and not any(map(_is_other, weights, references)):
         return tuple(listed)
     # Tensors that a parametrization computes, or that `functional_call` lends in place of parameters, are not stored:
     # they belong to one call.

@@ -96,18 +96,20 @@ def run_packed(
         ArgumentError: `lengths` or `resets` is given.
         ShapeError: A state has the wrong rank or batch size.
     """
-    refuse_packed(resets)
+    if resets is not None:
+        refuse_packed(resets)
     if lengths is not None:
         advice = "The packed batch has its own lengths; give the padded tensor to use others."
         raise ArgumentError(sentence("lengths", "None for a PackedSequence", lengths, advice))
     data, batch_sizes, sorted_indices, unsorted_indices = packed
     if states is not None and sorted_indices is not None:
         _check_states(states, 3, form, batch=len(sorted_indices))
-        states = tuple(state.index_select(1, sorted_indices) for state in states)
+        states = tuple([state.index_select(1, sorted_indices) for state in states])
     y, finals = run(data, states, batch_sizes)
     if unsorted_indices is not None:
-        finals = tuple(state.index_select(1, unsorted_indices) for state in finals)
-    return PackedSequence(y, batch_sizes, sorted_indices, unsorted_indices), finals
+        finals = tuple([state.index_select(1, unsorted_indices) for state in finals])
+    # The fields are those of a packed batch, so that the checks of the constructor are not needed.
+    return PackedSequence._make((y, batch_sizes, sorted_indices, unsorted_indices)), finals
 
 
 def _check_states(states: States, rank: int, form: str, batch: int | None = None) -> None:

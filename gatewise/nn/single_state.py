@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from gatewise.contract.errors import ShapeError, sentence
-from gatewise.contract.pytorch import MODES
 from gatewise.functional.differentiable import recurrent
 from gatewise.nn.arguments import check_state, check_step
 from gatewise.nn.pytorch_layer import weights_of, weights_of_cell
@@ -30,13 +29,14 @@ def run(
     resets: Tensor | None,
 ) -> tuple[Tensor | PackedSequence, Tensor]:
     """Run the layers over a batch of sequences; the arguments and results are those of `forward`."""
-    if not isinstance(input, (Tensor, PackedSequence)):
+    padded = isinstance(input, Tensor)
+    if not padded and not isinstance(input, PackedSequence):
         return recorded(layer, input, hx=hx, lengths=lengths, resets=resets)
     states = None
     if hx is not None:
         check_state(hx)
         states = (hx,)
-    if isinstance(input, PackedSequence):
+    if not padded:
         packed, (h_n,) = run_packed(functools.partial(_run, layer), input, states, lengths, "[L*D, B, H]", resets)
         return packed, h_n
     rank = input.dim()
@@ -47,11 +47,13 @@ def run(
         arrangement = "[B, T, I]" if layer.batch_first else "[T, B, I]"
         expectation = f"{arrangement}, or [T, I] for one sequence"
         raise ShapeError(sentence("input", expectation, f"rank {rank} with shape {list(input.shape)}"))
-    if resets is not None and layer.batch_first:
+    if not layer.batch_first:
+        y, (h_n,) = _run(layer, input, states, lengths=lengths, resets=resets)
+        return y, h_n
+    if resets is not None:
         resets = time_first(resets, input.shape[:2])
-    x = input.transpose(0, 1) if layer.batch_first else input
-    y, (h_n,) = _run(layer, x, states, lengths=lengths, resets=resets)
-    return (y.transpose(0, 1) if layer.batch_first else y), h_n
+    y, (h_n,) = _run(layer, input.transpose(0, 1), states, lengths=lengths, resets=resets)
+    return y.transpose(0, 1), h_n
 
 
 def _run(
@@ -63,19 +65,14 @@ def _run(
     lengths: Tensor | Sequence[int] | None = None,
     resets: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor]]:
-    state = None
-    if states is not None:
-        (h0,) = states
-        shape = h0.shape
-        if len(shape) != 3:
-            raise ShapeError(sentence("hx", "a state of [L*D, B, H]", list(shape)))
-        state = h0, h0.new_zeros(shape[0], shape[1], 0)
+    if states is not None and states[0].dim() != 3:
+        raise ShapeError(sentence("hx", "a state of [L*D, B, H]", list(states[0].shape)))
     weights = weights_of(layer)
     if layer.weight_dropout and layer.training:
         weights = with_dropped_weights(weights, len(layer._all_weights[0]), layer.weight_dropout)
     y, h_n, _ = recurrent(
         x,
-        state,
+        states,
         weights,
         lengths=lengths,
         batch_sizes=batch_sizes,
@@ -85,7 +82,7 @@ def _run(
         memory=layer.memory,
         resets=resets,
         reverse=layer.reverse,
-        cell=MODES[layer.mode].cell,
+        cell=layer.mode,
     )
     return y, (h_n,)
 

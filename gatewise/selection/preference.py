@@ -24,12 +24,12 @@ class Preference(NamedTuple):
     source: str
 
 
-# The preference if the user named nothing.
-_FREE = Preference(AUTO, _POLICIES[0], "")
+FREE = Preference(AUTO, _POLICIES[0], "")
+"""The preference if the user named nothing, which is always this object."""
 
 # The environment variables, and their keys in the mapping inside `os.environ`.
 _KERNEL, _POLICY = "GATEWISE_KERNEL", "GATEWISE_POLICY"
-_KEYS = {name: os.environ.encodekey(name) for name in (_KERNEL, _POLICY)}
+_KERNEL_KEY, _POLICY_KEY = os.environ.encodekey(_KERNEL), os.environ.encodekey(_POLICY)
 
 # The argument of the innermost `use_kernel` block of the running context.
 _context: ContextVar[tuple[str, str | None] | None] = ContextVar("gatewise_preference", default=None)
@@ -70,18 +70,18 @@ def preference(argument: str | Preference = AUTO) -> Preference:
     Args:
         argument: The argument of the call; a preference that was read before is returned unchanged.
     """
-    if isinstance(argument, Preference):
-        return argument
     context = _context.get()
     if context is None and argument == AUTO:
         # The most frequent case, in as few operations as possible.
         try:
             known = os.environ._data  # type: ignore[attr-defined]
-            if _KEYS[_KERNEL] not in known and _KEYS[_POLICY] not in known:
-                return _FREE
+            if _KERNEL_KEY not in known and _POLICY_KEY not in known:
+                return FREE
         except AttributeError:  # os.environ was replaced by another mapping
             pass
-    policy = (context and context[1]) or _environment(_POLICY) or _POLICIES[0]
+    if isinstance(argument, Preference):
+        return argument
+    policy = (context and context[1]) or _environment(_POLICY, _POLICY_KEY) or _POLICIES[0]
     if policy not in _POLICIES:
         raise ArgumentError(sentence("GATEWISE_POLICY", " or ".join(map(repr, _POLICIES)), repr(policy)))
     if argument != AUTO:
@@ -90,10 +90,10 @@ def preference(argument: str | Preference = AUTO) -> Preference:
         return _named(argument, policy, "kernel", "named by the argument `kernel`")
     if context is not None:
         return Preference(context[0], policy, "named by `use_kernel`" if context[0] != AUTO else "")
-    named = _environment(_KERNEL)
+    named = _environment(_KERNEL, _KERNEL_KEY)
     if named and named != AUTO:
         return _named(named, policy, "GATEWISE_KERNEL", "named by GATEWISE_KERNEL")
-    return Preference(AUTO, policy, "")
+    return FREE if policy == FREE.policy else Preference(AUTO, policy, "")
 
 
 @functools.lru_cache(maxsize=64)
@@ -102,12 +102,12 @@ def _named(name: str, policy: str, argument: str, source: str) -> Preference:
     return Preference(name, policy, source)
 
 
-def _environment(name: str) -> str | None:
+def _environment(name: str, key: bytes | str) -> str | None:
     # Read in every call, so that changes take effect at once. For a variable that is not set, os.environ.get raises and
     # catches two errors, which takes longer than all other checks of a call; so its inner mapping is asked first.
     environment = os.environ
     try:
-        if _KEYS[name] not in environment._data:  # type: ignore[attr-defined]
+        if key not in environment._data:  # type: ignore[attr-defined]
             return None
     except AttributeError:  # os.environ was replaced by another mapping
         pass

@@ -43,9 +43,8 @@ def made(cell, dtype=torch.float64, **form):
 def ours(cell, module, x, h0, kernel="auto", **options):
     weights = tuple(module.parameters())
     given = {"lengths": None, "batch_sizes": None, "dropout": 0.0, "memory": "normal"} | options
-    state = None if h0 is None else (h0, h0.new_zeros(h0.shape[0], h0.shape[1], 0))
-    y, h_n, c_n = recurrent(x, state, weights, bidirectional=module.bidirectional, kernel=kernel, cell=cell, **given)
-    assert c_n.shape == (*h_n.shape[:2], 0)
+    state = None if h0 is None else (h0,)
+    y, h_n, _ = recurrent(x, state, weights, bidirectional=module.bidirectional, kernel=kernel, cell=cell, **given)
     return y, h_n
 
 
@@ -95,6 +94,18 @@ def test_a_gate_that_an_infinite_bias_closes():
     with torch.no_grad():
         module.bias_hh_l0[:HIDDEN] = -torch.inf
     assert_same(ours(cell, module, x, h0, "eager"), module(x, h0))
+
+
+@pytest.mark.parametrize("options", [{}, {"lengths": [4, 6, 1]}, {"lengths": [4, 0, 1]}], ids=str)
+@pytest.mark.parametrize("kernel", ["aten", "eager"])
+def test_other_states_may_be_given_without_elements(cell, kernel, options):
+    module, x, h0 = made(cell)
+    found = ours(cell, module, x, h0, kernel, **options)
+    given = {"lengths": None, "batch_sizes": None, "dropout": 0.0, "memory": "normal"} | options
+    state = h0, h0.new_zeros(1, BATCH, 0)
+    weights = tuple(module.parameters())
+    y, h_n, _ = recurrent(x, state, weights, bidirectional=False, kernel=kernel, cell=cell, **given)
+    assert_same((y, h_n), found)
 
 
 def test_without_a_state_it_begins_with_zeros(cell):

@@ -94,11 +94,8 @@ def test_named_devices_are_not_captured_unless_said():
 
 def test_plans_of_both_kinds_are_kept_apart():
     forms = *forms_of([torch.zeros(5, 2, 4)]), None, forms_of(list(gatewise.LSTM(4, 8).parameters()))
-    options = (False, 0.0, True, False, True, gatewise.selection.preference(), "normal")
-    found = [
-        plan.plan_of(*forms, *options, state, LSTM(), False, False, plan.Particulars())
-        for state in ("", "noticed", "announced")
-    ]
+    options = (False, 0.0, True, "normal", LSTM(), None)
+    found = [plan.plan_of(*forms, *options, plan.Settings(capture=state)) for state in ("", "noticed", "announced")]
     assert [own.problem.captured for own in found] == [False, True, True]
     assert [own.problem.announced for own in found] == [False, False, True]
     # In PyTorch's own graph of operators, a library could not be initialised during the capture.

@@ -10,7 +10,7 @@ import torch
 from gatewise.cells import GRU, LSTM, RNN
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
-from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
+from gatewise.contract.kernel import Operator, TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
@@ -155,6 +155,9 @@ class _Aten:
         return native.backward(problem, inputs, result, gradients, needs)
 
     recorded = staticmethod(native.recorded)
+
+    def operator(self, problem: Problem, device: Device) -> Operator | None:
+        return native.operator_on_cpu(problem) if device.kind == "cpu" else None
 
 
 def _on_gpu(problem: Problem, device: Device, whole: Work) -> Work:

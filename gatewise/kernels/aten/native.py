@@ -6,15 +6,18 @@ product and one fused cell for every step of an LSTM or a GRU. `runs` computes s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from gatewise.cells import RNN
-from gatewise.contract.kernel import TensorSpec
-from gatewise.contract.problem import Problem
+from gatewise.contract.device import Device
+from gatewise.contract.kernel import Operator, TensorSpec
+from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import operators, stack
 from gatewise.kernels.aten import onednn, runs
@@ -94,17 +97,49 @@ def _run(problem: Problem, inputs: Inputs) -> Result:
 
 def _called(problem: Problem, inputs: Inputs) -> Result:
     if inputs.x.is_cuda:
-        avoided, switch = torch._C._get_cudnn_enabled(), torch._C._set_cudnn_enabled
-    else:
-        avoided = onednn.is_slower(problem) and torch._C._get_mkldnn_enabled()
-        switch = torch._C._set_mkldnn_enabled
-        if inputs.batch_sizes is not None and runs.are_chosen(problem, inputs.batch_sizes):
-            return runs.call(problem, inputs)
-    if not avoided:
-        return operators.call(problem, inputs)
+        switched_off = torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled
+        return Result(*_without(*switched_off, operators.call, problem, inputs))
+    x, h0, c0, weights, _, batch_sizes, *_ = inputs
+    return Result(*operator_on_cpu(problem)(x, h0, c0, weights, batch_sizes))
+
+
+# What is kept follows from the problem alone. Whether runs are faster is asked in every call, for its own batch sizes.
+@functools.lru_cache(maxsize=1024)
+def operator_on_cpu(problem: Problem) -> Operator:
+    """Return PyTorch's operator of a problem on a CPU.
+
+    It uses oneDNN by PyTorch's rules, but not for a single step. Packed batches are computed as runs of steps where
+    that is faster.
+
+    Args:
+        problem: The problem, dense or packed.
+    """
+    operator = operators.operator_of(problem)
+    if onednn.is_slower(problem):
+        switched_off = torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled
+        operator = functools.partial(_without, *switched_off, operator)
+    if problem.layout is not Layout.PACKED or not runs.may_take(problem):
+        return operator
+    equal, costs = problem.time * problem.batch, runs.costs_of(problem, Device.probe("cpu"))
+
+    def packed(
+        x: Tensor, h0: Tensor, c0: Tensor, weights: Sequence[Tensor], batch_sizes: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        assert batch_sizes is not None  # for the type checker
+        # PyTorch's operator computes sequences of equal lengths as an ordinary batch.
+        if x.shape[0] < equal and runs.are_chosen(problem, costs, batch_sizes):
+            return runs.call(problem, Inputs(x, h0, c0, tuple(weights), None, batch_sizes))[:3]
+        return operator(x, h0, c0, weights, batch_sizes)
+
+    return packed
+
+
+def _without(is_on: Callable[[], bool], switch: Callable[[bool], None], call: Callable, *arguments: Any) -> Any:
     # PyTorch has no argument for this, only a process-wide setting, which is restored immediately.
+    if not is_on():
+        return call(*arguments)
     switch(False)
     try:
-        return operators.call(problem, inputs)
+        return call(*arguments)
     finally:
         switch(True)

@@ -9,8 +9,8 @@ costs beside its steps is what is measured and compared (`is_faster`).
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,6 +28,12 @@ from gatewise.kernels.aten import onednn
 
 States = tuple[Tensor, ...]
 
+MARGIN = 0.75
+"""The part of the operator's time that runs may take by estimate in training.
+
+There the estimates of one part of the shapes are a third too low, and a wrong choice loses more than a missed one.
+"""
+
 
 class Run(NamedTuple):
     """Consecutive steps of a packed batch in which the same sequences run.
@@ -42,8 +48,8 @@ class Run(NamedTuple):
 
 
 def runs_of(batch_sizes: Sequence[int]) -> tuple[Run, ...]:
-    """Return the runs of a packed batch with the given batch sizes."""
-    return tuple([Run(len(list(steps)), batch) for batch, steps in itertools.groupby(batch_sizes)])
+    """Return the runs of a packed batch with the given batch sizes, which do not increase."""
+    return tuple([Run(steps, batch) for batch, steps in Counter(batch_sizes).items()])
 
 
 def takes(problem: Problem, device: Device) -> bool:
@@ -52,41 +58,109 @@ def takes(problem: Problem, device: Device) -> bool:
     In 16 bits it is not, because autograd adds the gradients of the weights run by run in their dtype, which would lose
     digits.
     """
-    if device.kind != "cpu" or problem.element_bytes < 4:
+    if device.kind != "cpu" or not may_take(problem):
         return False
-    return _by_onednn(problem, device) if type(problem.cell) is LSTM else problem.needs_grad
+    return type(problem.cell) is not LSTM or onednn.takes(_of_several_steps(problem), device)
 
 
-def are_chosen(problem: Problem, batch_sizes: Tensor) -> bool:
+def may_take(problem: Problem) -> bool:
+    """Return whether `takes` accepts a packed problem on a CPU with any settings of PyTorch."""
+    if problem.element_bytes < 4:
+        return False
+    return not problem.proj_size if type(problem.cell) is LSTM else problem.needs_grad
+
+
+class Costs(NamedTuple):
+    """What one direction of one layer takes by measured weights, in microseconds: as runs, and by PyTorch's operator.
+
+    Attributes:
+        call: A call of PyTorch's operator of a packed batch; in training, `MARGIN` of it and of the next three.
+        step: One of its steps.
+        token: A token that it computes.
+        step_of_token: A token for each step, which is zero in inference.
+        runs: A call of the runs.
+        several: A run of several steps.
+        step_of_run: A step of such a run.
+        single: A run of one step.
+        token_of_runs: A token that runs compute.
+    """
+
+    call: float
+    step: float
+    token: float
+    step_of_token: float
+    runs: float
+    several: float
+    step_of_run: float
+    single: float
+    token_of_runs: float
+
+
+def costs_of(problem: Problem, device: Device) -> Costs:
+    """Return what a packed problem takes.
+
+    Args:
+        problem: The problem, which `may_take` accepts.
+        device: The device, which is a CPU.
+    """
+    found = ranking.weights(device, f"aten packed {pytorch_layer(problem.cell).name.lower()}")
+    mode = "training" if problem.needs_grad else "inference"
+
+    def total(way: str, **counted: float) -> float:
+        return sum(
+            amount * found[f"{mode} {way} {name.replace('_', ' ')}"] for name, amount in counted.items() if amount
+        )
+
+    matrices, by_onednn = _matrices(problem), type(problem.cell) is LSTM
+    margin = MARGIN if problem.needs_grad else 1.0
+    return Costs(
+        call=margin * total("packed", call=1),
+        step=margin * total("packed", steps=1),
+        token=margin * total("packed", products=matrices),
+        step_of_token=margin * total("packed", zeros=problem.gate_rows * problem.needs_grad),
+        runs=total("runs", call=1),
+        several=total("runs", runs=1, run_weights=matrices * by_onednn),
+        step_of_run=total("runs", run_steps=not by_onednn),
+        single=total("runs", single_steps=1, single_weights=matrices),
+        token_of_runs=total("runs", products=matrices),
+    )
+
+
+def are_chosen(problem: Problem, costs: Costs, batch_sizes: Tensor) -> bool:
     """Return whether `call` computes a packed batch on this CPU.
 
     The operators of runs have no derivatives in forward mode, which PyTorch's operator of a packed batch has.
 
     Args:
-        problem: The problem.
+        problem: The problem, which `may_take` accepts.
+        costs: What it takes.
         batch_sizes: The batch size of each step.
     """
-    device = Device.probe(batch_sizes.device)
-    if not takes(problem, device) or forward_ad._current_level >= 0:
+    # Runs are seldom faster, and the time of a small call depends on how soon that is known.
+    if not is_faster(costs, batch_sizes.tolist()):
         return False
-    return is_faster(problem, tuple(batch_sizes.tolist()), device)
+    return takes(problem, Device.probe("cpu")) and forward_ad._current_level < 0
 
 
-@functools.lru_cache(maxsize=1024)
-def is_faster(problem: Problem, batch_sizes: tuple[int, ...], device: Device) -> bool:
-    """Return whether the runs take less time than PyTorch's operator of the packed batch, by measured weights.
+def is_faster(costs: Costs, batch_sizes: Sequence[int]) -> bool:
+    """Return whether the runs take less time than PyTorch's operator of the packed batch.
 
     Args:
-        problem: The problem, which `takes` accepts.
+        costs: What the problem takes.
         batch_sizes: The batch size of each step.
-        device: The device, which is a CPU.
     """
     if batch_sizes[0] == batch_sizes[-1]:  # PyTorch's operator computes a single run as an ordinary batch
         return False
-    weights = ranking.weights(device, f"aten packed {pytorch_layer(problem.cell).name.lower()}")
-    mode = "training" if problem.needs_grad else "inference"
-    counted = quantities(problem, batch_sizes, by_onednn=type(problem.cell) is LSTM)
-    return _total(counted["runs"], weights, f"{mode} runs") < _total(counted["packed"], weights, f"{mode} packed")
+    call, step, token, step_of_token, of_runs, several, step_of_run, single, token_of_runs = costs
+    steps, tokens, runs = len(batch_sizes), sum(batch_sizes), len(set(batch_sizes))
+    limit = call + step * steps + (token + step_of_token * steps - token_of_runs) * tokens - of_runs
+    if runs == steps:
+        return runs * single < limit
+    # Of the runs, none up to all but one have a single step. They are counted where their number decides.
+    of_several, other = runs * several + steps * step_of_run, single - several - step_of_run
+    if limit <= of_several and limit <= of_several + (runs - 1) * other:
+        return False
+    return of_several + [run.steps for run in runs_of(batch_sizes)].count(1) * other < limit
 
 
 def quantities(problem: Problem, batch_sizes: Sequence[int], *, by_onednn: bool) -> dict[str, dict[str, float]]:
@@ -97,24 +171,26 @@ def quantities(problem: Problem, batch_sizes: Sequence[int], *, by_onednn: bool)
         batch_sizes: The batch size of each step.
         by_onednn: Whether oneDNN computes runs of several steps.
     """
-    tokens, runs = sum(batch_sizes), runs_of(batch_sizes)
-    matrices = problem.gate_rows * (problem.input_size + problem.state_size)
-    several = [run for run in runs if run.steps > 1]
+    tokens, steps, runs = sum(batch_sizes), len(batch_sizes), runs_of(batch_sizes)
+    single = [run.steps for run in runs].count(1)
+    several = len(runs) - single
+    matrices = _matrices(problem)
+    products = tokens * matrices
     return {
         "packed": {
             "call": 1,
-            "steps": len(batch_sizes),
-            "products": tokens * matrices,
-            "zeros": len(batch_sizes) * tokens * problem.gate_rows * problem.needs_grad,
+            "steps": steps,
+            "products": products,
+            "zeros": steps * tokens * problem.gate_rows * problem.needs_grad,
         },
         "runs": {
             "call": 1,
-            "runs": len(several),
-            "run weights": len(several) * matrices * by_onednn,
-            "run steps": 0 if by_onednn else sum(run.steps for run in several),
-            "single steps": len(runs) - len(several),
-            "single weights": (len(runs) - len(several)) * matrices,
-            "products": tokens * matrices,
+            "runs": several,
+            "run weights": several * matrices * by_onednn,
+            "run steps": 0 if by_onednn else steps - single,
+            "single steps": single,
+            "single weights": single * matrices,
+            "products": products,
         },
     }
 
@@ -185,14 +261,10 @@ def _run(
     return (y.flip(0) if reverse else y).flatten(0, 1), (h_n.squeeze(0),)
 
 
-def _by_onednn(problem: Problem, device: Device) -> bool:
-    return onednn.takes(_of_several_steps(problem), device)
-
-
 @functools.lru_cache(maxsize=1024)
 def _of_several_steps(problem: Problem) -> Problem:
     return problem.replace(layout=Layout.DENSE, time=max(2, problem.time))
 
 
-def _total(counted: Mapping[str, float], weights: Mapping[str, float], way: str) -> float:
-    return sum(amount * weights[f"{way} {name}"] for name, amount in counted.items() if amount)
+def _matrices(problem: Problem) -> int:
+    return problem.gate_rows * (problem.input_size + problem.state_size)

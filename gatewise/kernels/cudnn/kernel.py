@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
-from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
+from gatewise.contract.kernel import Operator, TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.pytorch import pytorch_layer
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
@@ -126,6 +126,9 @@ class _Cudnn:
             return None
         inputs = inputs._replace(h0=inputs.h0.contiguous(), c0=inputs.c0.contiguous())  # cuDNN takes no other
         return operators.call(problem, inputs)
+
+    def operator(self, problem: Problem, device: Device) -> Operator | None:
+        return None
 
 
 def _layer_by_layer(problem: Problem) -> bool:

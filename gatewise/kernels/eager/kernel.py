@@ -16,7 +16,7 @@ from torch.profiler import record_function
 from gatewise.cells import Cell, Regularised, stated
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
-from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
+from gatewise.contract.kernel import Operator, TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.contract.steps import LayerSteps
@@ -145,6 +145,10 @@ class _Eager:
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
         """Return None, because the explicit backward pass is faster than autograd's graph of all steps."""
+        return None
+
+    def operator(self, problem: Problem, device: Device) -> Operator | None:
+        """Return None, because there is no operator of PyTorch that computes a call."""
         return None
 
 

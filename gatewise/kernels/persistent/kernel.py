@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gatewise.cells import Regularised, step_cell
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
-from gatewise.contract.kernel import TensorSpec, Traces, Work
+from gatewise.contract.kernel import Operator, TensorSpec, Traces, Work
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.derivation.fused import carried_states
@@ -141,6 +141,9 @@ class _Persistent:
         return gradients_without_hidden(problem, found) if carries else found
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
+        return None
+
+    def operator(self, problem: Problem, device: Device) -> Operator | None:
         return None
 
 

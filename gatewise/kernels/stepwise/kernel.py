@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gatewise.cells import Regularised, masks_of_steps, step_cell
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
-from gatewise.contract.kernel import TensorSpec, Traces, Work, read_again
+from gatewise.contract.kernel import Operator, TensorSpec, Traces, Work, read_again
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.derivation.row import combinations_of
@@ -128,6 +128,9 @@ class _Stepwise:
         )
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
+        return None
+
+    def operator(self, problem: Problem, device: Device) -> Operator | None:
         return None
 
 

@@ -1,6 +1,7 @@
 """Packed batches that `aten` computes as runs of steps with equal batch sizes, beside PyTorch's layer in float64."""
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -9,9 +10,9 @@ from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import gatewise
+from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
-from gatewise.kernels import operators
 from gatewise.kernels.aten import runs
 
 CPU = Device.probe("cpu")
@@ -25,7 +26,7 @@ LENGTHS = {
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Count the calls of both ways."""
+    """Count the calls of both ways; those of PyTorch's operator are the ones for which runs are not chosen."""
     found = {"runs": 0, "packed": 0}
 
     def counted(way, function):
@@ -36,7 +37,13 @@ def calls(monkeypatch):
         return call
 
     monkeypatch.setattr(runs, "call", counted("runs", runs.call))
-    monkeypatch.setattr(operators, "call", counted("packed", operators.call))
+    are_chosen = runs.are_chosen
+
+    def chosen(*arguments):
+        found["packed"] += not are_chosen(*arguments)
+        return are_chosen(*arguments)
+
+    monkeypatch.setattr(runs, "are_chosen", chosen)
     return found
 
 
@@ -70,7 +77,7 @@ def _both(monkeypatch, calls, kind, lengths, dtype=torch.float64, **options):
         packed.data.requires_grad_()
         own = [state.detach().to(of, copy=True).requires_grad_() for state in states]
         found.append(_results(each, packed, own, [tensor.to(of) for tensor in above]))
-    assert calls["runs"] == 1
+    assert calls["runs"] == (len(set(lengths)) > 1)  # equal lengths are an ordinary batch
     return found
 
 
@@ -184,10 +191,10 @@ def test_runs_are_grouped():
 
 def test_long_runs_are_chosen_and_short_ones_are_not():
     problem = Problem(200, 4, 64, 64, layout=Layout.PACKED, needs_grad=True)
-    assert runs.is_faster(problem, (4,) * 100 + (2,) * 100, CPU)
+    assert runs.is_faster(runs.costs_of(problem, CPU), (4,) * 100 + (2,) * 100)
     short = problem.replace(time=6)
-    assert not runs.is_faster(short, (4, 3, 2, 2, 1, 1), CPU)
-    assert not runs.is_faster(problem, (4,) * 200, CPU), "PyTorch's operator does that itself"
+    assert not runs.is_faster(runs.costs_of(short, CPU), (4, 3, 2, 2, 1, 1))
+    assert not runs.is_faster(runs.costs_of(problem, CPU), (4,) * 200), "PyTorch's operator does that itself"
     assert not runs.takes(problem.replace(dtype=torch.bfloat16), CPU)
 
 
@@ -200,6 +207,27 @@ def test_quantities_count_steps_and_runs():
     assert found["runs"] == {"call": 1, **several, "products": 11 * matrices}
 
 
+@pytest.mark.parametrize(("kind", "needs_grad"), [("LSTM", False), ("LSTM", True), ("GRU", True), ("RNN", True)])
+def test_the_way_that_is_predicted_is_that_of_the_quantities(kind, needs_grad):
+    generator, found = random.Random(0), []
+    for _ in range(400):
+        H, B, T = generator.choice([4, 64, 512]), generator.choice([2, 8, 64]), generator.choice([3, 10, 100])
+        problem = Problem(T, B, H, H, layout=Layout.PACKED, needs_grad=needs_grad, cell=_cell(kind))
+        lengths = [generator.choice([T, T // 2, generator.randint(1, T)]) for _ in range(B)]
+        sizes = [sum(length > step for length in lengths) for step in range(max(lengths))]
+        weights = ranking.weights(CPU, f"aten packed {kind.lower()}")
+        mode = "training" if needs_grad else "inference"
+        times = [
+            sum(amount * weights[f"{mode} {way} {name}"] for name, amount in counted.items() if amount)
+            for way, counted in runs.quantities(problem, sizes, by_onednn=kind == "LSTM").items()
+        ]
+        limit = runs.MARGIN * times[0] if needs_grad else times[0]
+        expected = len(set(sizes)) > 1 and times[1] < limit
+        assert runs.is_faster(runs.costs_of(problem, CPU), sizes) == expected, (problem, sizes)
+        found.append(expected)
+    assert {*found} == {True, False}
+
+
 @pytest.mark.parametrize(("kind", "needs_grad"), list(itertools.product(["LSTM", "GRU", "RNN"], [False, True])))
 def test_a_call_takes_the_way_that_is_predicted(calls, kind, needs_grad):
     layer = getattr(gatewise, kind)(4, 4, kernel="aten")
@@ -207,8 +235,8 @@ def test_a_call_takes_the_way_that_is_predicted(calls, kind, needs_grad):
     with torch.set_grad_enabled(needs_grad):
         layer(torch.randn(150, 2, 4), lengths=lengths)
     problem = Problem(150, 2, 4, 4, layout=Layout.PACKED, needs_grad=needs_grad, cell=_cell(kind))
-    expected = runs.takes(problem, CPU) and runs.is_faster(problem, (2,) * 75 + (1,) * 75, CPU)
-    assert calls == {"runs": int(expected), "packed": int(not expected)}
+    expected = runs.takes(problem, CPU) and runs.is_faster(runs.costs_of(problem, CPU), (2,) * 75 + (1,) * 75)
+    assert calls == {"runs": int(expected), "packed": int(runs.may_take(problem) and not expected)}
 
 
 def _cell(kind):
