@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -254,5 +255,5 @@ def _finish(
     print_scores(console, test)
     console.print()
     field(console, "plots", escape(f"{folder.curves}, {folder.confusion.name}"))
-    command = f"gatewise evaluate --checkpoint {folder.path} --data FILE"
+    command = shlex.join(["gatewise", "evaluate", "--checkpoint", str(folder.path), "--data", "FILE"])
     console.print(f"[dim]Evaluate other sequences:[/dim] {escape(command)}", highlight=False, soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import shlex
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -358,7 +359,7 @@ def _finish(
     console.print()
     sample(console, model, material.tokenizer, recipe.sample, recipe.training.seed)
     console.print()
-    command = f"gatewise generate --checkpoint {folder.path} --prompt '{recipe.sample.prompt}'"
+    command = shlex.join(["gatewise", "generate", "--checkpoint", str(folder.path), "--prompt", recipe.sample.prompt])
     console.print(f"[dim]Generate more:[/dim] {escape(command)}", highlight=False, soft_wrap=True)
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import os
 import secrets
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def _trained(task: Task, folder: RunFolder, recipe: Any, processes: Processes) -
     if outcome.interrupted:
         console.print(
             f"\nStopped after {outcome.step:,} steps; everything is saved. Resume with:\n"
-            f"  {processes.launcher}gatewise train {task.name} --output {folder.path} --resume",
+            f"  {processes.launcher}gatewise train {task.name} --output {shlex.quote(str(folder.path))} --resume",
             highlight=False,
         )
     return outcome

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -299,7 +300,7 @@ def _finish(
     note_unlearned(console, outcome, recipe.training, unlearned)
     field(console, "files", escape(f"{folder.curves}, test.translated, {folder.model.name}, {folder.last.name}"))
     _show_examples(console, recipe, translator, material, found)
-    command = f"gatewise translate --checkpoint {folder.path}"
+    command = shlex.join(["gatewise", "translate", "--checkpoint", str(folder.path)])
     console.print(f"\n[dim]Translate more:[/dim] echo '...' | {escape(command)}", highlight=False, soft_wrap=True)
 
 

@@ -259,7 +259,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
     """Parse settings ``key=value`` like TOML; a value that is not TOML is a string.
 
     Raises:
-        ArgumentError: A setting has no equals sign.
+        ArgumentError: A setting has no equals sign, or several keys on lines of their own.
     """
     values: dict[str, Any] = {}
     for setting in settings:
@@ -267,9 +267,12 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
         if not equals or not key.strip():
             raise ArgumentError(sentence("--set", "key=value", repr(setting), "For example: --set training.epochs=3"))
         try:
-            values[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+            found = tomllib.loads(f"value = {text}")
         except tomllib.TOMLDecodeError:
-            values[key.strip()] = text
+            found = {"value": text}
+        if len(found) > 1:
+            raise ArgumentError(sentence("--set", "one key=value", repr(setting), "Repeat the option for each key."))
+        values[key.strip()] = found["value"]
     return values
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -56,9 +57,10 @@ def reference_of(task: str, model: nn.Module, decision: Decision, folder: RunFol
         name=f"the reference kernel {REFERENCE.name}",
         running=f"the kernel {decision.chosen}{beside}",
         advice=(
-            f"Repeat the step by:\n  gatewise replay {folder.fault}\n"
+            f"Repeat the step by:\n  gatewise replay {shlex.quote(str(folder.fault))}\n"
             f"Resume from the checkpoint with another kernel by:\n"
-            f"  {processes.launcher}gatewise train {task} --output {folder.path} --resume --kernel {other}"
+            f"  {processes.launcher}gatewise train {task} --output {shlex.quote(str(folder.path))} --resume"
+            f" --kernel {other}"
         ),
         facts={"command": f"train {task}", "kernel": decision.chosen, "decision": str(decision)},
     )

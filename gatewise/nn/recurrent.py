@@ -27,7 +27,7 @@ from gatewise.nn.arguments import (
     refuse_script,
     warn_of_idle_dropout,
 )
-from gatewise.nn.recurrent_matrix import check_structure, initialise_, matrix_of, product_of, shapes_of
+from gatewise.nn.recurrent_matrix import checked_structure, initialise_, matrix_of, product_of, shapes_of
 from gatewise.nn.sequences import run_one, run_packed, time_first
 from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
 from gatewise.nn.stream import stream
@@ -162,7 +162,7 @@ class Recurrent(nn.Module):
         input_size, hidden_size, num_layers, _ = checked_sizes(input_size, hidden_size, num_layers)
         bias = cell.bias if bias is None else bias
         check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory, reverse)
-        check_structure(heads, recurrent_rank, hidden_size)
+        heads, recurrent_rank = checked_structure(heads, recurrent_rank, hidden_size)
         warn_of_idle_dropout(dropout, num_layers)
         self.cell = cell
         self.input_size = input_size

@@ -15,7 +15,7 @@ from gatewise.functional.differentiable import recurrent
 from gatewise.functional.resets import check_resets
 from gatewise.nn import init
 from gatewise.nn.arguments import check_cell, check_compiled, check_flag, check_step, checked_sizes, refuse_script
-from gatewise.nn.recurrent_matrix import check_structure, initialise_, matrix_of, shapes_of
+from gatewise.nn.recurrent_matrix import checked_structure, initialise_, matrix_of, shapes_of
 from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
 from gatewise.nn.symbolic import recorded
 
@@ -91,7 +91,7 @@ class RecurrentCell(nn.Module):
         bias = cell.bias if bias is None else bias
         check_flag("bias", bias)
         check_name(kernel, "kernel")
-        check_structure(heads, recurrent_rank, hidden_size)
+        heads, recurrent_rank = checked_structure(heads, recurrent_rank, hidden_size)
         self.cell = cell
         self.input_size = input_size
         self.hidden_size = hidden_size

@@ -6,6 +6,7 @@ operators of PyTorch. So every kernel computes such a layer, and autograd gives 
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,8 @@ from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.nn import init
 
 
-def check_structure(heads: object, recurrent_rank: object, hidden_size: int) -> None:
-    """Check the number of heads and the rank of a layer's recurrent matrices.
+def checked_structure(heads: object, recurrent_rank: object, hidden_size: int) -> tuple[int, int]:
+    """Return the number of heads and the rank of a layer's recurrent matrices, as integers of Python.
 
     Args:
         heads: The number of heads; 1 for matrices that connect all units.
@@ -28,16 +29,22 @@ def check_structure(heads: object, recurrent_rank: object, hidden_size: int) -> 
     Raises:
         ArgumentError: One of them is not an integer in its range, the heads do not divide H, or both are given.
     """
-    if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1 or hidden_size % heads:
+    number, rank = _integer(heads), _integer(recurrent_rank)
+    if number is None or number < 1 or hidden_size % number:
         expectation = f"a positive integer that divides hidden_size = {hidden_size}"
         raise ArgumentError(sentence("heads", expectation, repr(heads), "1 means that all units are connected."))
-    is_integer = isinstance(recurrent_rank, int) and not isinstance(recurrent_rank, bool)
-    if not is_integer or not 0 <= recurrent_rank <= hidden_size:  # type: ignore[operator]
+    if rank is None or not 0 <= rank <= hidden_size:
         expectation = f"an integer from 0 to hidden_size = {hidden_size}"
         raise ArgumentError(sentence("recurrent_rank", expectation, repr(recurrent_rank), "0 means no factors."))
-    if heads > 1 and recurrent_rank:
+    if number > 1 and rank:
         advice = "A matrix has either blocks or factors."
-        raise ArgumentError(sentence("recurrent_rank", f"0 with heads = {heads}", recurrent_rank, advice))
+        raise ArgumentError(sentence("recurrent_rank", f"0 with heads = {number}", rank, advice))
+    return number, rank
+
+
+def _integer(value: object) -> int | None:
+    # Integers of NumPy are integers, too.
+    return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
 
 
 def shapes_of(layer: Any) -> dict[str, tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,10 +96,10 @@ class Stream:
     """
 
     def __init__(self, layer: Any, batch: int) -> None:
-        if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        if not isinstance(batch, numbers.Integral) or isinstance(batch, bool) or batch < 1:
             raise ArgumentError(sentence("batch", "a positive integer", repr(batch)))
         self.layer = layer
-        self.batch = batch
+        self.batch = batch = int(batch)
         self._shape = torch.Size((batch, layer.input_size))
         # The states are held at fixed addresses by the steps of a GPU, or else here; None for those of a new sequence.
         self._held: SingleSteps | None = None

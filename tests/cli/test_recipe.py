@@ -98,6 +98,7 @@ def test_every_value_has_a_description(recipe):
     ("setting", "message"),
     [
         ("epochs", "`--set` must be key=value, got 'epochs'"),
+        ("epochs=3\nseed=1", "`--set` must be one key=value, got 'epochs=3\\nseed=1'. Repeat the option for each key."),
         ("epocs=3", "`epocs` must be a key of the recipe, got an unknown one. Did you mean epochs?"),
         ("xyzzy=3", "Known sections: text, model, training, sample, expect"),
         ("test_perplexity.x=3", "must be a key of the recipe"),

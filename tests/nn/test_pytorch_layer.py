@@ -95,6 +95,18 @@ def test_sizes_may_be_integers_of_numpy(name):
     same(layer(x), plain(x))
 
 
+def test_numbers_of_blocks_and_sequences_may_be_integers_of_numpy():
+    cell = gatewise.cells.SLSTM()
+    for options in ({"heads": np.int64(2)}, {"recurrent_rank": np.int8(3)}):
+        layer, one_step = gatewise.Recurrent(cell, 3, 4, **options), gatewise.RecurrentCell(cell, 3, 4, **options)
+        plain = gatewise.Recurrent(cell, 3, 4, **{option: int(value) for option, value in options.items()})
+        assert repr(layer) == repr(plain)
+        assert [type(each) for each in (layer.heads, one_step.heads, one_step.recurrent_rank)] == [int, int, int]
+    stream = gatewise.LSTM(3, 4).stream(np.int64(2))
+    assert type(stream.batch) is int
+    assert stream(torch.zeros(2, 3)).shape == (2, 4)
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_methods_of_pytorchs_layer_work(name):
     theirs, ours = twins(name, **FORM)
