@@ -9,8 +9,10 @@
 soon as it is measured; calls that are in this file already are left out. `write` replaces the times of the chosen calls
 that are in the given files: those of `again`, or records of `gatewise bench lstm` and `gru`, of which the newest for a
 call counts. Later files replace times of earlier ones. The lines stay in place, and refer to a record that is named
-like the former one, and by where, when and with what commit the calls were measured again. `draw` runs training calls
-of shapes drawn at random on every kernel that accepts them, and `add` adds those that the file does not have.
+like the former one, and by where, when and with what commit the calls were measured again. With `--replays` the times
+of calls from Python stay: those of different kernels are compared, and are comparable only if the CPU was equally fast.
+`draw` runs training calls of shapes drawn at random on every kernel that accepts them, and `add` adds those that the
+file does not have.
 """
 
 from __future__ import annotations
@@ -98,17 +100,18 @@ def _of_row(row: LayerRecord, name: str) -> Point:
     return Point(kernel, problem, kernel_named(kernel).work(problem, numbers), graph, eager, record)
 
 
-def written(known: Sequence[Point], found: dict[Key, Point]) -> list[Point]:
-    """Return the calls of a file of rates with new times, in their order."""
+def written(known: Sequence[Point], found: dict[Key, Point], *, replays: bool = False) -> list[Point]:
+    """Return the calls of a file of rates with new times, in their order; with `replays` only those in CUDA graphs."""
     every = []
     for point in known:
         new = found.get((point.kernel, point.problem))
         if new is not None:
             former, source = point.record.name.partition(", ")[0], new.record
-            name = f"{former}, {source.name} {source.date} {source.commit}"
+            name = f"{former}, {'replays, ' if replays else ''}{source.name} {source.date} {source.commit}"
             # The numbers of the device stay those that the work was stated for.
             record = dataclasses.replace(source, name=name, device=point.record.device)
-            point = dataclasses.replace(point, graph=new.graph, eager=new.eager, record=record)
+            eager = point.eager if replays else new.eager
+            point = dataclasses.replace(point, graph=new.graph, eager=eager, record=record)
         every.append(point)
     return every
 
@@ -167,7 +170,7 @@ def write(given: argparse.Namespace) -> int:
         for point in read:
             if point.record.device.name == given.name and (point.kernel, point.problem) in among:
                 found[point.kernel, point.problem] = point
-    every = written(known, found)
+    every = written(known, found, replays=given.replays)
     files.write_text(path, "\n".join(points.lines(every)) + "\n")
     pairs = [(old, new) for old, new in zip(known, every, strict=True) if (old.kernel, old.problem) in found]
     counts = collections.Counter(new.record.name for _, new in pairs)
@@ -247,6 +250,7 @@ def main(words: Sequence[str] | None = None) -> int:
         options.add_argument("--kernel", default="persistent", help="kernel of the calls (default: persistent)")
         options.add_argument("--precision", choices=PRECISIONS, help="of the calls (default: all)")
         options.add_argument("--direction", choices=(TRAIN, "inference"), default=TRAIN, help=f"(default: {TRAIN})")
+    command["write"].add_argument("--replays", action="store_true", help="keep the times of calls from Python")
     for each in (again, write, draw):
         steps = "steps of all layers and directions of a call (default: any)"
         pair, names = (1, sys.maxsize), ("LEAST", "MOST")

@@ -76,9 +76,22 @@ def test_calls_are_measured_and_written_in_their_place(script, rates, monkeypatc
         assert new.graph == pytest.approx(2 * old.graph, rel=1e-3)
         assert new.eager == pytest.approx(3 * old.graph, rel=1e-3)
         about = new.record
-        assert about.name == f"{old.record.name}, again persistent {about.date} {about.commit}"
+        assert about.name == f"{old.record.name.partition(', ')[0]}, again persistent {about.date} {about.commit}"
         assert about.source.startswith("benchmarks/rates.py: LSTM on the kernel persistent")
         assert new.record.torch == torch.__version__
+
+
+def test_replays_are_replaced_alone(script, rates):
+    before = [each for each in read(rates / "nvidia-h200.jsonl") if each.kernel == "persistent"]
+    record = dataclasses.replace(before[0].record, name="again persistent", commit="1234567", date="2026-11-23")
+    again = [
+        dataclasses.replace(each, graph=2 * each.graph, eager=5 * each.graph, record=record) for each in before[:3]
+    ]
+    after = script.written(before, {(each.kernel, each.problem): each for each in again}, replays=True)
+    for old, new in zip(before[:3], after[:3], strict=True):
+        assert (new.graph, new.eager) == (2 * old.graph, old.eager)
+        assert new.record.name == f"{old.record.name.partition(', ')[0]}, replays, again persistent 2026-11-23 1234567"
+    assert after[3:] == before[3:]
 
 
 def test_what_was_measured_is_not_measured_again(script, rates, monkeypatch, capsys):

@@ -1,0 +1,49 @@
+"""The page on measuring a GPU states what the records of predictions and the packaged times say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gatewise.contract.device import Device
+from gatewise.selection import points
+
+ROOT = Path(__file__).parents[2]
+LINES = (ROOT / "benchmarks" / "results" / "predictions.jsonl").read_text("utf-8").splitlines()
+RUNS = [row for row in map(json.loads, LINES) if "summary" in row]
+PAGE = " ".join((ROOT / "docs" / "how-to" / "tune-a-gpu.md").read_text("utf-8").split())
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: str(run["seed"]))
+def test_a_run_has_its_row(run):
+    shares, device = run["summary"], run["run"]["device"].split()[1]
+    every, chosen, choices = shares["predicted"]["all"], shares["predicted"]["chosen"], shares["choices"]
+    assert (
+        f"| {device}, {run['seed']}, {shares['shapes']} | {100 * every['within']:.1f} % of {every['calls']} "
+        f"| {100 * chosen['within']:.1f} % | {100 * choices['within']:.1f} % | {choices['worst'][0]:.2f} |"
+    ) in PAGE
+
+
+def test_predictions_of_cudnn_are_counted():
+    *first, last = (run["summary"]["predicted"] for run in RUNS)
+    wrong = [{name: round(each["calls"] * (1 - each["within"])) for name, each in run.items()} for run in first]
+    assert len(first) == 3
+    assert sum(run["cudnn"] for run in wrong) > sum(run["all"] for run in wrong) / 2
+    assert last["cudnn"]["within"] == 1
+    assert f"all {last['cudnn']['calls']} predictions of cuDNN were within 25 %" in PAGE
+
+
+def test_times_that_are_older_than_the_kernels_are_counted():
+    def halves(name):
+        found = [each for each in points.points(Device.named(name).name) if each.kernel == "persistent"]
+        return [each for each in found if each.problem.needs_grad and each.work.half_flops]
+
+    again = [each for each in halves("h200") if each.record.commit == "8c6cbf6"]
+    older = len(halves("h200")) - len(again)
+    assert (
+        f"{len(again)} were measured with these products on an H200; the other {older} and the "
+        f"{len(halves('h100'))} of the H100 were measured with TF32 products"
+    ) in PAGE
+    assert all(each.record.commit != "8c6cbf6" for each in halves("h100"))
