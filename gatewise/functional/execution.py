@@ -29,6 +29,7 @@ from gatewise.functional.initial_states import initial_states
 from gatewise.functional.lengths import bounded, checked_batch_sizes, checked_lengths, read_lengths
 from gatewise.functional.passes import Guarded, in_plain_pytorch, with_masks
 from gatewise.functional.plan import Particulars, Plan, Settings, plan_of
+from gatewise.functional.ragged import MOST_PADDED
 from gatewise.functional.resets import copied_resets, refuse_packed
 from gatewise.functional.weights import forms_of
 from gatewise.selection import AUTO, FREE, REFERENCE, Preference, kernel_named, preference
@@ -61,7 +62,7 @@ def execute(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute y, h_n and c_n, differentiable; arguments and errors are those of `prepare`.
 
-    For a cell with the hidden state alone, `state` may be that one tensor, and c_n means nothing.
+    For a cell with the hidden state alone, `state` may be the tuple of that one tensor, and c_n means nothing.
     """
     grad_enabled = torch.is_grad_enabled()
     needs_grad = grad_enabled and (
@@ -85,7 +86,7 @@ def execute(
         return y, h_n, c_n
     if plan.ragged is not None and forward_ad._current_level < 0:
         each, shortest, longest = read_lengths(lengths, plan.problem.time, plan.problem.batch, x.device)
-        if shortest:
+        if shortest and (shortest == longest or x.numel() <= MOST_PADDED):
             h0, c0 = _zeros(plan, x) if state is None else (state[0], state[-1])
             return plan.ragged(x, h0, c0, flat, each, shortest, longest, state is None)
     options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell, particulars, resets

@@ -1,6 +1,6 @@
-"""The lengths of sequences and the batch sizes of packed batches: checked, and copied for the call.
+"""The lengths of sequences and the batch sizes of packed batches: checked, and copied where they are read again.
 
-A caller may change its lengths after the call, before the backward pass reads them again, so the call keeps a copy.
+A caller may change its lengths after the call, before a backward pass reads them; such a call keeps a copy.
 """
 
 from __future__ import annotations

@@ -15,6 +15,9 @@ from gatewise.contract.device import Device
 from gatewise.contract.kernel import Kernel, Operator
 from gatewise.contract.problem import Layout, Problem
 
+MOST_PADDED = 8192
+"""The elements of x up to which its padding is copied, too, because that takes less time than to find the tokens."""
+
 # Members of an enumeration are hashed by a function of Python, and these values in C.
 _DENSE, _PACKED = Layout.DENSE.value, Layout.PACKED.value
 
@@ -40,8 +43,8 @@ def ragged(kernel: Kernel, problem: Problem, device: Device) -> Ragged | None:
     """
     time, pair = problem.time, bool(problem.cell.states)
 
-    # The operator of each number of steps, of which there are at most T. It follows from the problem alone.
-    @functools.cache
+    # The operators of the latest numbers of steps. They follow from the problem alone.
+    @functools.lru_cache(maxsize=16)
     def operator(layout: str, longest: int) -> Operator | None:
         return kernel.operator(problem.replace(layout=Layout(layout), time=longest), device)
 
@@ -58,9 +61,18 @@ def ragged(kernel: Kernel, problem: Problem, device: Device) -> Ragged | None:
         if shortest == longest:  # an ordinary batch
             dense = operator(_DENSE, longest)
             assert dense is not None
-            y, h_n, c_n = dense(x if longest == time else x[:longest], h0, c0, weights, None)
+            x = x if longest == time else x[:longest]
+            if problem.needs_grad:
+                # As where lengths differ, autograd keeps copies, so that the caller may change its tensors and y.
+                x = x.clone()
+                if not zeros:
+                    h0 = h0.clone()
+                    c0 = c0.clone() if pair else h0
+            y, h_n, c_n = dense(x, h0, c0, weights, None)
             if longest < time:
                 y = torch.cat([y, y.new_zeros(time - longest, *y.shape[1:])])
+            elif problem.needs_grad:
+                y = y.clone()
             return y, h_n, c_n
         packed = operator(_PACKED, longest)
         assert packed is not None

@@ -144,7 +144,7 @@ class Budget:
         oracles: torch.device | str = "cpu",
     ) -> None:
         self._problem, self._inputs, self._gradients, self._exact = problem, inputs, gradients, exact
-        self._device, self._oracles, self.perturbations = device, oracles, 0
+        self._device, self._oracles, self.perturbations, self._selected = device, oracles, 0, False
         self._unit = torch.finfo(problem.dtype).eps
         self._wide = problem.dtype == torch.float64
         self._precision = torch.float32 if self._wide else problem.dtype
@@ -170,14 +170,17 @@ class Budget:
         self._measure(moved, named(self._problem, *oracle(self._problem, *moved, device=self._oracles)))
 
     def select_otherwise(self) -> bool:
-        """Measure the oracle with the other choice where the operands of a selection are equal within the budget of y.
+        """Measure the oracle with the other choice where a selection's operands are equal within four roundings.
 
         Returns:
-            Whether there are such selections, at most `FEW_SELECTIONS`; otherwise the budget does not change.
+            Whether there are such selections, at most `FEW_SELECTIONS`, and they had not been measured before;
+            otherwise the budget does not change.
         """
-        if self._problem.proj_size:
-            return False  # The oracle has no projection of a cell that selects.
-        with OtherSelections(self.allowed["y"]) as selections:
+        # The oracle has no projection of a cell that selects.
+        if self._selected or self._problem.proj_size:
+            return False
+        self._selected = True
+        with OtherSelections(4 * (self._unit if self._wide else self._step)) as selections:
             found = oracle(self._problem, self._inputs, self._gradients, self._oracles, stated=True)
         if not 0 < selections.number <= FEW_SELECTIONS:
             return False

@@ -1,4 +1,4 @@
-"""The other choice of selections (`torch.minimum`, `maximum`, `clamp`, `relu`) between nearly equal numbers.
+"""The other choice of selections between nearly equal numbers: `torch.minimum`, `maximum`, `clamp` and `relu`.
 
 The gradient of a selection jumps where its operands are equal. If they differ by less than their rounding errors, then
 a result in a lower precision may have selected the other operand, and its gradients are right for that choice.
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 class OtherSelections(TorchFunctionMode):
     """Select the other operand inside the block wherever two operands are nearly, but not exactly, equal.
 
-    `clamp` is computed as a maximum and a minimum, and `relu` as a maximum with zero.
+    All other results and gradients are those of PyTorch, also where two operands are exactly equal.
 
     Args:
         tolerance: The largest difference of nearly equal operands, relative to the root mean square of the operand
@@ -41,21 +41,24 @@ class OtherSelections(TorchFunctionMode):
         )
         return func(*args, **options) if selection is None else selection(*args, **options)
 
-    def _smaller(self, a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(self._near(a, b), torch.maximum(a, b), torch.minimum(a, b))
+    # The names of the arguments are PyTorch's.
+    def _smaller(self, input: Tensor, other: Tensor) -> Tensor:
+        return torch.where(self._near(input, other), torch.maximum(input, other), torch.minimum(input, other))
 
-    def _larger(self, a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(self._near(a, b), torch.minimum(a, b), torch.maximum(a, b))
+    def _larger(self, input: Tensor, other: Tensor) -> Tensor:
+        return torch.where(self._near(input, other), torch.minimum(input, other), torch.maximum(input, other))
 
-    def _relu(self, a: Tensor) -> Tensor:
-        return self._larger(a, torch.zeros_like(a))
+    def _relu(self, input: Tensor, inplace: bool = False) -> Tensor:
+        zeros = torch.zeros_like(input)
+        return torch.where(self._near(input, zeros), torch.minimum(input, zeros), torch.relu(input))
 
-    def _clamped(self, a: Tensor, min: Any = None, max: Any = None) -> Tensor:
-        if min is not None:
-            a = self._larger(a, torch.as_tensor(min, dtype=a.dtype, device=a.device).expand_as(a))
-        if max is not None:
-            a = self._smaller(a, torch.as_tensor(max, dtype=a.dtype, device=a.device).expand_as(a))
-        return a
+    def _clamped(self, input: Tensor, min: Any = None, max: Any = None) -> Tensor:
+        clamped = torch.clamp(input, min, max)
+        for limit, other in ((min, torch.minimum), (max, torch.maximum)):
+            if limit is not None:
+                edge = torch.as_tensor(limit, dtype=input.dtype, device=input.device).expand_as(input)
+                clamped = torch.where(self._near(input, edge), other(input, edge), clamped)
+        return clamped
 
     def _near(self, a: Tensor, b: Tensor) -> Tensor:
         a, b = a.detach(), b.detach()

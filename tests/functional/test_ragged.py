@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import gatewise
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError
 from gatewise.functional import plan
+from gatewise.functional.ragged import MOST_PADDED
 from gatewise.kernels.aten import runs
 from tests.pairwise import pairwise
 
@@ -90,6 +91,48 @@ def test_lengths_that_change_after_the_call_do_not_change_its_gradients():
     expected.sum().backward()
     for one, other in zip(layer.parameters(), rival.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("lengths", [[2, 6, 1, 4], [6, 6, 6, 6], [4, 4, 4, 4]], ids=["different", "whole", "equal"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_the_callers_tensors_may_change_after_the_call(kind, lengths):
+    layer, rival = layers(kind)
+    layer, rival = layer.float(), rival.float()
+    x = torch.randn(T, B, F)
+    state = torch.randn_like(layer(x, lengths=lengths)[1][0] if kind == "LSTM" else layer(x, lengths=lengths)[1])
+    given = (state.clone(), state.clone()) if kind == "LSTM" else state.clone()
+    expected, _ = padded(rival, x, lengths, (state, state) if kind == "LSTM" else state)
+    changed = x.clone()
+    y, _ = layer(changed, given, lengths=lengths)
+    for tensor in (changed, *(given if kind == "LSTM" else [given])):
+        tensor.zero_()
+    y.mul_(2)
+    y.sum().backward()
+    (2 * expected).sum().backward()
+    for one, other in zip(layer.parameters(), rival.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("lengths", [[2, 6, 1, 4], [6, 6, 6, 6]], ids=["different", "equal"])
+def test_inputs_made_in_inference_mode_may_be_learned_from(lengths):
+    layer, _ = layers("LSTM")
+    with torch.inference_mode():
+        x = torch.randn(T, B, F, dtype=torch.float64)
+    layer(x, lengths=lengths)[0].sum().backward()
+    assert all(weight.grad is not None for weight in layer.parameters())
+
+
+def test_only_small_inputs_are_padded(monkeypatch):
+    layer, rival = layers("LSTM")
+    pad, calls = torch._pad_packed_sequence, []
+    monkeypatch.setattr(torch, "_pad_packed_sequence", lambda *given: calls.append(given) or pad(*given))
+    for batch, padded_too in ((8, True), (MOST_PADDED // T, False)):
+        x = torch.randn(T, batch, F, dtype=torch.float64)
+        lengths = [T, *[2] * (batch - 1)]
+        calls.clear()
+        found = layer(x, lengths=lengths)[0]
+        assert bool(calls) == padded_too
+        torch.testing.assert_close(found, padded(rival, x, lengths, None)[0])
 
 
 def test_batch_sizes_that_change_after_the_call_do_not_change_its_gradients():

@@ -23,13 +23,15 @@ def gradient(function, value):
 @pytest.mark.parametrize(
     ("function", "value", "slopes"),
     [
-        (torch.relu, [NEAR, -NEAR, 1.0, -1.0, 0.0], [0, 1, 1, 0, 0.5]),
-        (lambda a: torch.clamp(a, -1, 1), [1 - NEAR, 1 + NEAR, -1 - NEAR, 0.5, 3.0], [0, 1, 1, 1, 0]),
+        (torch.relu, [NEAR, -NEAR, 1.0, -1.0, 0.0], [0, 1, 1, 0, 0]),
+        (lambda a: torch.clamp(a, -1, 1), [1 - NEAR, 1 + NEAR, -1 - NEAR, 0.5, 3.0, 1.0], [0, 1, 1, 1, 0, 1]),
+        (lambda a: torch.clamp(input=a, max=1), [1 - NEAR, 1 + NEAR, 0.5, 3.0], [0, 1, 1, 0]),
+        (lambda a: torch.nn.functional.relu(a), [NEAR, -NEAR, 1.0, -1.0], [0, 1, 1, 0]),
         (lambda a: torch.clamp(a, min=1), [1 - NEAR, 1 + NEAR, 0.5, 3.0], [1, 0, 0, 1]),
         (lambda a: torch.minimum(a, torch.ones_like(a)), [1 - NEAR, 1 + NEAR, 0.5, 3.0], [0, 1, 1, 0]),
         (lambda a: torch.maximum(torch.ones_like(a), a), [1 - NEAR, 1 + NEAR, 0.5, 3.0], [1, 0, 0, 1]),
     ],
-    ids=["relu", "clamp", "clamp from below", "minimum", "maximum"],
+    ids=["relu", "clamp", "clamp from above", "relu of functional", "clamp from below", "minimum", "maximum"],
 )
 def test_only_nearly_equal_operands_change_places(function, value, slopes):
     result, found, number = gradient(function, value)
@@ -79,6 +81,9 @@ def test_a_budget_includes_the_other_choice_and_no_other_error():
     assert budget.select_otherwise()
     assert all(errors[name] <= allowed for name, allowed in budget.allowed.items())
     assert budget.allowed["y"] < 2 * before["y"]
+    wide = budget.allowed
+    assert not budget.select_otherwise(), "a second call must not widen the budget again"
+    assert budget.allowed == wide
     assert relative_errors({"dx": 1.5 * exact["dx"]}, exact)["dx"] > budget.allowed["dx"]
 
 
