@@ -84,7 +84,7 @@ struct Phases {
 
 
 class Counts(NamedTuple):
-    """What a thread counted in a launch of a pass.
+    """The counts of a thread in a launch of a pass.
 
     Attributes:
         thread: The index of the thread in its block.
@@ -131,7 +131,7 @@ def counting_sources(folder: Path, left_out: Sequence[str] = ()) -> Path:
 
 
 def counts_of(printed: str) -> dict[str, list[Counts]]:
-    """Return what the threads of the last launch of each pass counted.
+    """Return the counts of the threads of the last launch of each pass.
 
     Args:
         printed: The output of the process that launched passes with marks.

@@ -210,14 +210,14 @@ Found = tuple[dict[str, list[Counts]], dict[str, list[str]]]
 
 
 def counted(rows: Sequence[Row]) -> dict[Row, Found]:
-    """Return what the passes of rows count in another process."""
+    """Return the counts of the passes of rows, which run in another process."""
     names = dict.fromkeys(argument for row in rows for argument in (f"--case={row.case.name}", f"--way={row.way}"))
     command = [sys.executable, "-m", "benchmarks.loops.rows", "--count", *names]
     return read(rows, subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout)
 
 
 def read(rows: Sequence[Row], printed: str) -> dict[Row, Found]:
-    """Return what the passes of rows counted and the phases without marks, both by pass, from what `count` printed."""
+    """Return the counts of the passes and their phases without marks, both by pass, from the output of `count`."""
     found = {}
     for part in printed.split("ROW ")[1:]:
         head, _, lines = part.partition("\n")

@@ -29,7 +29,6 @@ from gatewise.functional.initial_states import initial_states
 from gatewise.functional.lengths import bounded, checked_batch_sizes, checked_lengths, read_lengths
 from gatewise.functional.passes import Guarded, in_plain_pytorch, with_masks
 from gatewise.functional.plan import Particulars, Plan, Settings, plan_of
-from gatewise.functional.ragged import MOST_PADDED
 from gatewise.functional.resets import copied_resets, refuse_packed
 from gatewise.functional.weights import forms_of
 from gatewise.selection import AUTO, FREE, REFERENCE, Preference, kernel_named, preference
@@ -71,12 +70,8 @@ def execute(
         or True in map(_requires_grad, flat)
     )
     packed = particulars = None
-    if batch_sizes is not None:
-        if lengths is not None or resets is not None:
-            _refuse_with_packed(lengths, resets)
-        packed = checked_batch_sizes(batch_sizes, x.shape[0] if x.dim() else 0)
-    elif lengths is not None or resets is not None:
-        particulars, resets = _particulars_of(None, x, lengths, resets)
+    if batch_sizes is not None or lengths is not None or resets is not None:
+        packed, particulars, resets = _layout_of(None, x, lengths, batch_sizes, resets)
     plan = _planned(x, state, flat, bidirectional, dropout, needs_grad, kernel, memory, cell, packed, particulars)
     # A small call takes about as long as this function, so that nothing is prepared for an operator that it does not
     # read, and calls are without `*`, which the interpreter does not inline.
@@ -86,9 +81,11 @@ def execute(
         return y, h_n, c_n
     if plan.ragged is not None and forward_ad._current_level < 0:
         each, shortest, longest = read_lengths(lengths, plan.problem.time, plan.problem.batch, x.device)
-        if shortest and (shortest == longest or x.numel() <= MOST_PADDED):
+        if shortest:
             h0, c0 = _zeros(plan, x) if state is None else (state[0], state[-1])
-            return plan.ragged(x, h0, c0, flat, each, shortest, longest, state is None)
+            computed = plan.ragged(x, h0, c0, flat, each, shortest, longest, state is None)
+            if computed is not None:
+                return computed
     options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell, particulars, resets
     plan, inputs = _with_inputs(plan, x, state, flat, *options)
     found = plan.passes.recorded(plan.problem, inputs) if plan.records else None
@@ -146,12 +143,8 @@ def prepare(
         OutOfMemoryPredicted: No kernel fits into the memory budget.
     """
     packed = None
-    if batch_sizes is not None:
-        if lengths is not None or resets is not None:
-            _refuse_with_packed(lengths, resets)
-        packed = checked_batch_sizes(batch_sizes, x.shape[0] if x.dim() else 0)
-    elif lengths is not None or resets is not None:
-        particulars, resets = _particulars_of(particulars, x, lengths, resets)
+    if batch_sizes is not None or lengths is not None or resets is not None:
+        packed, particulars, resets = _layout_of(particulars, x, lengths, batch_sizes, resets)
     plan = _planned(x, state, flat, bidirectional, dropout, needs_grad, kernel, memory, cell, packed, particulars)
     options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell, particulars, resets
     return _with_inputs(plan, x, state, flat, *options)
@@ -304,15 +297,20 @@ def _backward(ctx: Any, gradients: Sequence[Tensor | None], follows: bool) -> Se
     return dx, dh0, dc0, *dweights
 
 
-def _refuse_with_packed(lengths: object, resets: object) -> None:
-    if lengths is not None:
-        raise ArgumentError(sentence("lengths", "None for a packed batch", "both lengths and batch_sizes"))
-    refuse_packed(resets)
-
-
-def _particulars_of(
-    particulars: Particulars | None, x: Tensor, lengths: Tensor | Sequence[int] | None, resets: Tensor | None
-) -> tuple[Particulars, Tensor | None]:
+def _layout_of(
+    particulars: Particulars | None,
+    x: Tensor,
+    lengths: Tensor | Sequence[int] | None,
+    batch_sizes: Tensor | None,
+    resets: Tensor | None,
+) -> tuple[tuple[int, int] | None, Particulars | None, Tensor | None]:
+    """Return T and B of a packed batch, the particulars with lengths and resets, and a copy of the resets."""
+    if batch_sizes is not None:
+        if lengths is not None:
+            raise ArgumentError(sentence("lengths", "None for a packed batch", "both lengths and batch_sizes"))
+        if resets is not None:
+            refuse_packed(resets)
+        return checked_batch_sizes(batch_sizes, x.shape[0] if x.dim() else 0), particulars, None
     if lengths is not None:
         on_gpu = isinstance(lengths, Tensor) and lengths.is_cuda and x.is_cuda
         layout = Layout.DEVICE_LENGTHS if on_gpu else Layout.HOST_LENGTHS
@@ -321,7 +319,7 @@ def _particulars_of(
     if resets is not None:
         resets = copied_resets(resets, x.shape, x.device, packed=False)
         particulars = (particulars or Particulars())._replace(resets=True)
-    return particulars or Particulars(), resets
+    return None, particulars, resets
 
 
 def _differentiable_backward(

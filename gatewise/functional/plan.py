@@ -80,7 +80,7 @@ class Particulars(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What a choice depends on besides the arguments of the call.
+    """The settings that a choice depends on besides the arguments of the call.
 
     Attributes:
         wanted: The user's preference among kernels.
@@ -161,7 +161,7 @@ def plan_of(
         memory: "normal" or "lean".
         cell: The cell, or the `mode` of the layer of PyTorch that computes it.
         packed: T and B of a packed batch; None for padded sequences.
-        settings: What the choice depends on besides the arguments; None for the defaults, which most calls on a CPU
+        settings: The settings that the choice depends on, too; None for the defaults, which most calls on a CPU
             have, and which are hashed faster so.
         particulars: The properties that few calls have; None for the defaults.
 

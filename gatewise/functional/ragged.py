@@ -11,19 +11,20 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Kernel, Operator
 from gatewise.contract.problem import Layout, Problem
-
-MOST_PADDED = 8192
-"""The elements of x up to which its padding is copied, too, because that takes less time than to find the tokens."""
 
 # Members of an enumeration are hashed by a function of Python, and these values in C.
 _DENSE, _PACKED = Layout.DENSE.value, Layout.PACKED.value
 
 
-Ragged = Callable[[Tensor, Tensor, Tensor, Sequence[Tensor], Tensor, int, int, bool], tuple[Tensor, Tensor, Tensor]]
-"""The call of a problem with lengths, all of them positive: it returns y, h_n and c_n.
+Ragged = Callable[
+    [Tensor, Tensor, Tensor, Sequence[Tensor], Tensor, int, int, bool], tuple[Tensor, Tensor, Tensor] | None
+]
+"""The call of a problem with lengths, all of them positive: it returns y, h_n and c_n, or None if lengths differ and
+to copy the padding, too, would take longer than to find the tokens.
 
 Its arguments are x [T, B, I]; the initial states, [L*D, B, R] and [L*D, B, S*H]; the weights in PyTorch's flat order;
 the lengths [B], int64 on the CPU, the shortest and the longest of them; and whether the initial states are zeros, which
@@ -42,6 +43,7 @@ def ragged(kernel: Kernel, problem: Problem, device: Device) -> Ragged | None:
         device: The device of the call, a CPU.
     """
     time, pair = problem.time, bool(problem.cell.states)
+    pads = time * problem.batch * problem.input_size <= ranking.weights(device, "aten packed limits")["padded"]
 
     # The operators of the latest numbers of steps. They follow from the problem alone.
     @functools.lru_cache(maxsize=16)
@@ -57,7 +59,7 @@ def ragged(kernel: Kernel, problem: Problem, device: Device) -> Ragged | None:
         shortest: int,
         longest: int,
         zeros: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
         if shortest == longest:  # an ordinary batch
             dense = operator(_DENSE, longest)
             assert dense is not None
@@ -74,6 +76,8 @@ def ragged(kernel: Kernel, problem: Problem, device: Device) -> Ragged | None:
             elif problem.needs_grad:
                 y = y.clone()
             return y, h_n, c_n
+        if not pads:
+            return None
         packed = operator(_PACKED, longest)
         assert packed is not None
         # These are the operators of `torch.nn.utils.rnn`, which takes more of them to sort and to return to the order.

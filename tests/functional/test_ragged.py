@@ -7,9 +7,10 @@ from torch.autograd import forward_ad
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import gatewise
+from gatewise.contract import ranking
+from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError
 from gatewise.functional import plan
-from gatewise.functional.ragged import MOST_PADDED
 from gatewise.kernels.aten import runs
 from tests.pairwise import pairwise
 
@@ -126,7 +127,8 @@ def test_only_small_inputs_are_padded(monkeypatch):
     layer, rival = layers("LSTM")
     pad, calls = torch._pad_packed_sequence, []
     monkeypatch.setattr(torch, "_pad_packed_sequence", lambda *given: calls.append(given) or pad(*given))
-    for batch, padded_too in ((8, True), (MOST_PADDED // T, False)):
+    most = int(ranking.weights(Device.probe("cpu"), "aten packed limits")["padded"])
+    for batch, padded_too in ((8, True), (most // T, False)):
         x = torch.randn(T, batch, F, dtype=torch.float64)
         lengths = [T, *[2] * (batch - 1)]
         calls.clear()

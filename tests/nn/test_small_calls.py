@@ -40,7 +40,7 @@ def state_of(kind):
 FORMS = {
     "plain": (lambda layer, x, kind: layer(x), lambda rival, x, kind: rival(x), 16),
     "state": (lambda layer, x, kind: layer(x, state_of(kind)), lambda rival, x, kind: rival(x, state_of(kind)), 18),
-    "packed": (lambda layer, x, kind: layer(packed_of(x)), lambda rival, x, kind: rival(packed_of(x)), 23),
+    "packed": (lambda layer, x, kind: layer(packed_of(x)), lambda rival, x, kind: rival(packed_of(x)), 24),
     "lengths": (lambda layer, x, kind: layer(x, lengths=LENGTHS), lambda rival, x, kind: ragged(rival, x), 25),
 }
 

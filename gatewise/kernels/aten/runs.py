@@ -28,12 +28,6 @@ from gatewise.kernels.aten import onednn
 
 States = tuple[Tensor, ...]
 
-MARGIN = 0.75
-"""The part of the operator's time that runs may take by estimate in training.
-
-There the estimates of one part of the shapes are a third too low, and a wrong choice loses more than a missed one.
-"""
-
 
 class Run(NamedTuple):
     """Consecutive steps of a packed batch in which the same sequences run.
@@ -71,10 +65,10 @@ def may_take(problem: Problem) -> bool:
 
 
 class Costs(NamedTuple):
-    """What one direction of one layer takes by measured weights, in microseconds: as runs, and by PyTorch's operator.
+    """The microseconds of one direction of one layer by measured weights: as runs, and by PyTorch's operator.
 
     Attributes:
-        call: A call of PyTorch's operator of a packed batch; in training, `MARGIN` of it and of the next three.
+        call: A call of PyTorch's operator of a packed batch; in training, a part of it and of the next three.
         step: One of its steps.
         token: A token that it computes.
         step_of_token: A token for each step, which is zero in inference.
@@ -97,7 +91,10 @@ class Costs(NamedTuple):
 
 
 def costs_of(problem: Problem, device: Device) -> Costs:
-    """Return what a packed problem takes.
+    """Return the costs of a packed problem.
+
+    In training, estimates of the runs of some shapes are a third too low, and a wrong choice loses more than a missed
+    one. So runs are compared with a part of the operator's time.
 
     Args:
         problem: The problem, which `may_take` accepts.
@@ -112,12 +109,12 @@ def costs_of(problem: Problem, device: Device) -> Costs:
         )
 
     matrices, by_onednn = _matrices(problem), type(problem.cell) is LSTM
-    margin = MARGIN if problem.needs_grad else 1.0
+    part = ranking.weights(device, "aten packed limits")["training"] if problem.needs_grad else 1.0
     return Costs(
-        call=margin * total("packed", call=1),
-        step=margin * total("packed", steps=1),
-        token=margin * total("packed", products=matrices),
-        step_of_token=margin * total("packed", zeros=problem.gate_rows * problem.needs_grad),
+        call=part * total("packed", call=1),
+        step=part * total("packed", steps=1),
+        token=part * total("packed", products=matrices),
+        step_of_token=part * total("packed", zeros=problem.gate_rows * problem.needs_grad),
         runs=total("runs", call=1),
         several=total("runs", runs=1, run_weights=matrices * by_onednn),
         step_of_run=total("runs", run_steps=not by_onednn),
@@ -133,7 +130,7 @@ def are_chosen(problem: Problem, costs: Costs, batch_sizes: Tensor) -> bool:
 
     Args:
         problem: The problem, which `may_take` accepts.
-        costs: What it takes.
+        costs: The costs of the problem.
         batch_sizes: The batch size of each step.
     """
     # Runs are seldom faster, and the time of a small call depends on how soon that is known.
@@ -146,7 +143,7 @@ def is_faster(costs: Costs, batch_sizes: Sequence[int]) -> bool:
     """Return whether the runs take less time than PyTorch's operator of the packed batch.
 
     Args:
-        costs: What the problem takes.
+        costs: The costs of the problem.
         batch_sizes: The batch size of each step.
     """
     if batch_sizes[0] == batch_sizes[-1]:  # PyTorch's operator computes a single run as an ordinary batch

@@ -131,7 +131,7 @@ def _digest(folder: Path) -> str:
 
 @functools.cache
 def _compiler_version() -> str:
-    """Return what determines the version of NVRTC: its package, or PyTorch, which has loaded its own if it has one."""
+    """Return the versions of NVRTC's package and of PyTorch's CUDA, which loads its own NVRTC if it has one."""
     try:
         version = importlib.metadata.version("nvidia-cuda-nvrtc")
     except importlib.metadata.PackageNotFoundError:

@@ -221,7 +221,8 @@ def test_the_way_that_is_predicted_is_that_of_the_quantities(kind, needs_grad):
             sum(amount * weights[f"{mode} {way} {name}"] for name, amount in counted.items() if amount)
             for way, counted in runs.quantities(problem, sizes, by_onednn=kind == "LSTM").items()
         ]
-        limit = runs.MARGIN * times[0] if needs_grad else times[0]
+        part = ranking.weights(Device.probe("cpu"), "aten packed limits")["training"]
+        limit = part * times[0] if needs_grad else times[0]
         expected = len(set(sizes)) > 1 and times[1] < limit
         assert runs.is_faster(runs.costs_of(problem, CPU), sizes) == expected, (problem, sizes)
         found.append(expected)
