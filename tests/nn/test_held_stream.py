@@ -4,7 +4,6 @@ import copy
 import gc
 import pickle
 import re
-import sys
 import threading
 import weakref
 
@@ -20,6 +19,7 @@ from gatewise.functional import one_step
 from gatewise.kernels.cuda import driver
 from gatewise.kernels.stepwise import single
 from gatewise.nn import stream as streams
+from tests.calls import profile
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 from tests.nn.test_stream import Momentum
 from tests.nn.test_stream_use import WRONG_WEIGHTS
@@ -491,12 +491,8 @@ def test_a_step_takes_few_calls_of_python(name, launched, monkeypatch):
         if event in called:
             called[event] += 1
 
-    sys.setprofile(count)
-    try:
-        stream(x[3])
-    finally:
-        sys.setprofile(None)
-    assert called["call"] <= 14 + layer.num_layers
+    profile(lambda: stream(x[3]), count)
+    assert called["call"] <= 1 + 14 + layer.num_layers
     assert called["c_call"] <= 12 + 2 * len(list(layer.parameters())) + 10
     assert not launched
 

@@ -3,14 +3,13 @@
 Time is not asserted; these numbers are what it depends on, and they are the same on every machine.
 """
 
-import sys
-
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import gatewise
+from tests.calls import profile
 
 T, B, H = 3, 4, 5
 LENGTHS = torch.tensor([2, 3, 1, 3])
@@ -53,11 +52,7 @@ def calls_of_python(call):
         if event == "call" and not frame.f_code.co_filename.endswith(ignored):
             found.append(frame.f_code.co_qualname)
 
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
+    profile(call, note)
     return found
 
 

@@ -1,7 +1,6 @@
 """Stacks in memory laid out beforehand: the oracle's numbers, and replays only of what comes back."""
 
 import itertools
-import sys
 import types
 
 import pytest
@@ -20,6 +19,7 @@ from gatewise.kernels.persistent.replay import kept_bytes
 from gatewise.kernels.persistent.schedules import matrix_products
 from gatewise.kernels.persistent.sizes import memory
 from gatewise.kernels.persistent.sizes.memory import copies_states, is_laid_out, keeps_matrices
+from tests.calls import profile
 from tests.kernels.cell_code import FUSED
 from tests.kernels.persistent.emulation import Addresses, Recording, assert_agrees, emulate, without_loops
 from tests.pairwise import each_value, pairwise
@@ -254,11 +254,7 @@ def steps_of_python(call):
         if event == "call" and "/gatewise/" in code.co_filename and not code.co_name.startswith("<"):
             seen.append(code.co_name)
 
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
+    profile(call, note)
     return seen
 
 
