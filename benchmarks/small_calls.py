@@ -1,11 +1,10 @@
 """Small calls on a CPU: the layers and cells of gatewise against those of torch.nn, in many forms and sizes.
 
-    OMP_NUM_THREADS=1 taskset -c 0 python benchmarks/small_calls.py
+    OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.small_calls
 
-Calls of both alternate in one process, in samples of about 0.3 ms or one call. What is compared is the CPU time of the
-thread, by the 10 % quantile of the samples, which other programs on the machine disturb least. A case above the target
-is measured again, for four times as long, and only that counts. Calls with lengths are compared with packing, layer and
-padding of PyTorch. Calls that take torch.nn longer than 20 ms are left out.
+Calls of both alternate in one process, as `benchmarks.pairs` does it. A case above the target is measured again, for
+four times as long, and only that counts. Calls with lengths are compared with packing, layer and padding of PyTorch.
+Calls that take torch.nn longer than 20 ms are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import dataclasses
 import itertools
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,12 +23,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import gatewise
+from benchmarks.pairs import Step, compare
 from gatewise.benchmarks.record import Run
 from gatewise.files import append_line
 
 RESULTS = Path(__file__).parent / "results" / "small_calls.jsonl"
 ALLOWED = 1.03
-SAMPLE, LONGEST = 300_000, 20_000_000  # nanoseconds
 
 LAYERS, CELLS = ("LSTM", "GRU", "RNN"), ("LSTMCell", "GRUCell", "RNNCell")
 FORMS: dict[str, dict[str, Any]] = {
@@ -43,8 +41,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "projected": {},
 }
 BATCHES, HIDDEN, TIMES = (1, 4, 64), (8, 64, 512), (1, 5, 50)
-
-Step = Callable[[], object]
 
 
 class Case(NamedTuple):
@@ -122,29 +118,8 @@ def _first(found: Any) -> Tensor:
 
 def measure(case: Case, seconds: float) -> dict[str, Any] | None:
     """Time one case; returns its row of the record, or None for a call that is not small."""
-    theirs, ours = steps_of(case)
-    clock = time.thread_time_ns
-    for step in (theirs, ours, theirs, ours):
-        step()
-    began = clock()
-    theirs()
-    one = clock() - began
-    if one > LONGEST:
-        return None
-    calls = max(1, SAMPLE // one)
-    samples: tuple[list[float], list[float]] = [], []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(samples[0]) < 20:
-        order = (0, 1) if len(samples[0]) % 2 else (1, 0)
-        for place in order:
-            step = (theirs, ours)[place]
-            began = clock()
-            for _ in range(calls):
-                step()
-            samples[place].append((clock() - began) / calls)
-    low = [sorted(each)[len(each) // 10] / 1e3 for each in samples]
-    ratio = round(low[1] / low[0], 3)
-    return {**case._asdict(), "us": [round(each, 2) for each in low], "ratio": ratio, "samples": len(samples[0])}
+    found = compare(*steps_of(case), seconds)
+    return None if found is None else {**case._asdict(), **found}
 
 
 def main() -> int:

@@ -112,7 +112,7 @@ class Traces(NamedTuple):
 
 
 class Operator(Protocol):
-    """An operator of PyTorch that computes a whole call, with its options."""
+    """A function that computes a whole call by operators of PyTorch, which autograd can record."""
 
     def __call__(
         self, x: Tensor, h0: Tensor, c0: Tensor, weights: Sequence[Tensor], batch_sizes: Tensor | None, /
@@ -199,10 +199,11 @@ class Kernel(Protocol):
         ...
 
     def operator(self, problem: Problem, device: Device) -> Operator | None:
-        """Return the operator that computes what `recorded` does for all calls of a problem, or None.
+        """Return the function that computes all calls of a problem from the caller's own tensors, or None.
 
-        It is looked up once for equal calls, and takes the caller's own tensors, so it depends on the problem and the
-        device alone: it reads PyTorch's settings whenever it is called.
+        It is called instead of `recorded`, and of `forward` in calls without gradients, with autograd as the caller
+        has it. It is looked up once for equal calls, so it depends on the problem and the device alone: it reads
+        PyTorch's settings whenever it is called.
         """
         ...
 

@@ -217,7 +217,7 @@ def _with_inputs(
 ) -> tuple[Plan, Inputs]:
     problem = plan.problem
     if state is None:
-        h0, c0 = initial_states(problem.cell, *_zeros(plan, x))
+        h0, c0 = _zeros(plan, x)
     else:
         h0, c0 = state if len(state) == 2 else (state[0], state[0].new_zeros(*state[0].shape[:2], 0))
     if lengths is None:
@@ -235,7 +235,9 @@ def _with_inputs(
 
 def _zeros(plan: Plan, x: Tensor) -> tuple[Tensor, Tensor]:
     h0 = x.new_zeros(plan.h0_shape)
-    return h0, h0 if plan.c0_shape is None else x.new_zeros(plan.c0_shape)
+    c0 = h0 if plan.c0_shape is None else x.new_zeros(plan.c0_shape)
+    cell = plan.problem.cell
+    return initial_states(cell, h0, c0) if cell.initial_states else (h0, c0)
 
 
 class _Recurrence(torch.autograd.Function):

@@ -116,8 +116,8 @@ class Plan(NamedTuple):
             given, or the sequences are packed for it on a CPU. With dropout, only calls with gradients are recorded.
         single_use: Whether a backward pass consumes what the forward pass kept.
         draws: Whether masks must be drawn, for dropout between layers or for a regularised cell.
-        operator: The operator of PyTorch that computes the call from the caller's own tensors, if there is one and
-            nothing has to be done around it.
+        operator: The function that computes the call from the caller's own tensors, if the kernel has one and nothing
+            has to be done around it.
         ragged: The same for a call with lengths on a CPU, all of them positive.
     """
 

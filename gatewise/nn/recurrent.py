@@ -286,25 +286,40 @@ class Recurrent(nn.Module):
         given = None if states is None else joined_states(self.cell, states)
         check_compiled(self.cell)
         # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
-        directions = self.all_weights
-        weights = tuple([weight for direction in directions for weight in direction])
+        weights = tuple(self.flat_weights())
         if self.weight_dropout and self.training:
-            weights = with_dropped_weights(weights, len(directions[0]), self.weight_dropout)
-        options: dict[str, Any] = {
-            "lengths": lengths,
-            "bidirectional": self.bidirectional,
-            "dropout": self.dropout if self.training else 0.0,
-            "kernel": self.kernel,
-            "memory": self.memory,
-            "resets": resets,
-            "reverse": self.reverse,
-            "cell": self.cell_in(self.training),
-        }
-        if steps is None:
-            y, h_n, others_n = recurrent(x, given, weights, batch_sizes=batch_sizes, **options)
-        else:
-            y, h_n, others_n, found = recurrent_with_steps(x, given, weights, **options)
+            each = len(weights) // (self.num_layers * (1 + self.bidirectional))
+            weights = with_dropped_weights(weights, each, self.weight_dropout)
+        if steps is not None:
+            y, h_n, others_n, found = recurrent_with_steps(
+                x,
+                given,
+                weights,
+                lengths=lengths,
+                bidirectional=self.bidirectional,
+                dropout=self.dropout if self.training else 0.0,
+                kernel=self.kernel,
+                memory=self.memory,
+                cell=self.cell_in(self.training),
+                resets=resets,
+                reverse=self.reverse,
+            )
             steps += found
+            return y, separate_states(self.cell, h_n, others_n)
+        y, h_n, others_n = recurrent(
+            x,
+            given,
+            weights,
+            lengths=lengths,
+            batch_sizes=batch_sizes,
+            bidirectional=self.bidirectional,
+            dropout=self.dropout if self.training else 0.0,
+            kernel=self.kernel,
+            memory=self.memory,
+            cell=self.cell_in(self.training),
+            resets=resets,
+            reverse=self.reverse,
+        )
         return y, separate_states(self.cell, h_n, others_n)
 
     def _set_rates(

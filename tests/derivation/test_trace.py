@@ -50,7 +50,7 @@ def test_values_that_are_returned_unchanged_get_new_names():
 def test_the_lstm_takes_seven_operators():
     source = pointwise_of(LSTM()).source.split("def hidden")[0]
     assert source.count("torch.") + source.count(" * c_before") + source.count("v6 * v7") == 6
-    assert "torch.sigmoid(sums).split" in source
+    assert "torch.sigmoid(sums).chunk" in source
     assert "torch.addcmul" in source
 
 

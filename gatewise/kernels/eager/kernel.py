@@ -7,6 +7,7 @@ autograd.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from gatewise.contract.steps import LayerSteps
 from gatewise.derivation.trace import refusal_of
 from gatewise.kernels import stack
 from gatewise.kernels.cuda import deep_products
-from gatewise.kernels.eager import adjoint, repetition, unroll
+from gatewise.kernels.eager import adjoint, plain_call, repetition, unroll
 from gatewise.kernels.eager.blocks import has_adjoint
 from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks
 from gatewise.kernels.eager.reading_order import ReadingOrder
@@ -148,8 +149,17 @@ class _Eager:
         return None
 
     def operator(self, problem: Problem, device: Device) -> Operator | None:
-        """Return None, because there is no operator of PyTorch that computes a call."""
-        return None
+        """Return a function for plain calls on a CPU: those without gradients, and those of one step."""
+        call = plain_call.operator_of(problem, device)
+        return None if call is None else functools.partial(_profiled, problem.needs_grad, call)
+
+
+def _profiled(needs_grad: bool, call: Operator, *given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if not torch.autograd._profiler_enabled():
+        return call(*given)
+    with record_function(_FORWARD):
+        outputs = call(*given)
+    return _NamedInBackward.apply(*outputs) if needs_grad else outputs
 
 
 eager = _Eager()

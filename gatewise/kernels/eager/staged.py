@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from gatewise.cells.cell import Cell
-from gatewise.contract.weights import DirectionWeights
 from gatewise.derivation.stages import stages_of
 from gatewise.kernels.eager.blocks import block_of, divided
 
@@ -18,7 +17,7 @@ class StagedSteps:
 
     Args:
         cell: The cell whose step is computed, with the masks of steps as its last parameters.
-        weights: The weights of the direction.
+        w_hh: The recurrent weights [G*H, H].
         bias: The bias of the recurrent products [G*H], or None.
         inputs: The input products of all steps [T, B, G*H]; overwritten.
         parameters: The parameters [H], in the dtype of states.
@@ -29,7 +28,7 @@ class StagedSteps:
     def __init__(
         self,
         cell: Cell,
-        weights: DirectionWeights,
+        w_hh: Tensor,
         bias: Tensor | None,
         inputs: Tensor,
         parameters: Sequence[Tensor],
@@ -38,7 +37,7 @@ class StagedSteps:
         keep: bool,
     ) -> None:
         self._cell, self._bias, self._masks = cell, bias, masks
-        self._w_hh, self._stages = weights.w_hh.t(), stages_of(cell, len(masks))
+        self._w_hh, self._stages = w_hh.t(), stages_of(cell, len(masks))
         self._own = self._stages.once(parameters)
         self._all = inputs
         if cell.apart and keep:

@@ -127,8 +127,9 @@ def forward(
     of_steps = [mask.to(inner) for mask in masks.in_reading_order(order)]
     recorded = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
     if is_swept(cell) and not recorded and not is_variable(x.shape[0]):
-        given = step_cell(cell), weights, bias.of_hidden, inputs, parameters, of_steps
-        step: StagedSteps | _Recurrence = StagedSteps(*given, keep=keep)
+        step: StagedSteps | _Recurrence = StagedSteps(
+            step_cell(cell), weights.w_hh, bias.of_hidden, inputs, parameters, of_steps, keep=keep
+        )
     else:
         step = _Recurrence(cell, weights, bias, inputs, parameters, of_steps, keep=keep)
     w_hr = None if weights.w_hr is None else weights.w_hr.t()
