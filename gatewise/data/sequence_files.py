@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import datetime
-import zipfile
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gatewise.contract.errors import DataError, MissingExtra
+from gatewise.contract.errors import DAMAGED_ARCHIVE, DataError, MissingExtra
 from gatewise.data.encoding import HEAD, WIDE, conversion, encoding_of
 from gatewise.data.long_form import Columns, LongForm, first_not_finite, sequences_of
 from gatewise.data.sequences import Sequences
@@ -231,12 +230,16 @@ def _read_npz(path: Path, columns: Columns, numbers: bool) -> Sequences:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in ("x", "lengths", "y") if name in archive}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        advice = "Objects are not read: give sequences of unequal length one after the other, with `lengths`."
+    except (OSError, *DAMAGED_ARCHIVE) as error:
+        objects = "Objects are not read: give sequences of unequal length one after the other, with `lengths`."
+        advice = objects if "Object arrays" in str(error) else "Take another copy."
         raise DataError(f"{path} cannot be read as .npz: {error}. {advice}") from error
     for name in ("x", "y") if columns.label else ("x",):
         if name not in arrays:
             raise DataError(f"{path} has no array {name!r}. Save it by numpy.savez(path, x=..., lengths=..., y=...).")
+    for name, member in arrays.items():
+        if not isinstance(member, np.ndarray):  # NumPy returns other members of an archive as bytes
+            raise DataError(f"{path}: `{name}` must be an array, got another file. Save it by numpy.savez.")
     x, lengths = arrays["x"], arrays.get("lengths")
     if x.dtype.kind not in "biuf" or x.ndim not in (2, 3) or (x.ndim == 2 and lengths is None):
         raise DataError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import collections
 import json
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -197,20 +198,33 @@ def load_tokenizer(document: str) -> Tokenizer:
     """
     try:
         facts = json.loads(document)
-        kind = facts["kind"]
-        if kind == "word":
+    except (ValueError, RecursionError) as error:
+        raise _foreign(f"it is not JSON ({error})") from error
+    if not isinstance(facts, dict):
+        raise _foreign(sentence("the document", "a JSON object", shortened(facts)))
+    kind = facts.get("kind")
+    if kind == "word":
+        if not _distinct(facts.get("words"), list):
+            raise _foreign(sentence("words", "a list of different strings", shortened(facts.get("words"))))
+        try:
             return WordTokenizer(facts["words"])
-        if kind == "character":
-            return CharacterTokenizer(facts["characters"])
-        if kind == "byte":
-            return ByteTokenizer()
-        if kind == "bpe":
-            from gatewise.data.bpe import BpeTokenizer
+        except ArgumentError as error:
+            raise _foreign(str(error)) from error
+    if kind == "character":
+        if not _distinct(facts.get("characters"), str):
+            got = shortened(facts.get("characters"))
+            raise _foreign(sentence("characters", "a string of different characters", got))
+        return CharacterTokenizer(facts["characters"])
+    if kind == "byte":
+        return ByteTokenizer()
+    if kind == "bpe":
+        from gatewise.data.bpe import BpeTokenizer
 
-            return BpeTokenizer(json.dumps(facts["model"]))
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise CorpusError(f"this is not a tokenizer that gatewise wrote: {error}.") from error
-    raise CorpusError(f"this is not a tokenizer that gatewise wrote: it is of the kind {kind!r}.")
+        try:
+            return BpeTokenizer(json.dumps(facts.get("model")))
+        except ArgumentError as error:
+            raise _foreign(str(error)) from error
+    raise _foreign(sentence("kind", f"one of {', '.join(TOKENIZERS)}", shortened(kind)))
 
 
 def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
@@ -271,6 +285,20 @@ TOKENIZERS: dict[str, Callable[[str, int | None], Tokenizer]] = {
     "bpe": _bpe_from_text,
 }
 """The function that builds each kind of tokenizer from a text and a size."""
+
+
+def shortened(value: object) -> str:
+    """Return what was found in a document in place of something else, on one line of limited length."""
+    return reprlib.repr(value)
+
+
+def _foreign(what: str) -> CorpusError:
+    return CorpusError(f"this is not a tokenizer that gatewise wrote: {what}")
+
+
+def _distinct(parts: object, kind: type[list[str]] | type[str]) -> bool:
+    """Return whether something is a list of strings, or a string, without duplicates."""
+    return isinstance(parts, kind) and all(isinstance(part, str) for part in parts) and len({*parts}) == len(parts)
 
 
 def _known(kind: str) -> Callable[[str, int | None], Tokenizer]:

@@ -177,12 +177,15 @@ def test_a_checkpoint_without_its_vocabulary_is_refused(gatewise, checkpoint, tm
         ({"vocabularies": facts["vocabularies"]}, "is not a translation model"),
         (facts | {"vocabularies": {"source": {"kind": "word"}}}, "is not a translation model"),
         (facts | {"translation": facts["translation"] | {"hidden_size": 10}}, "of another model"),
+        (facts | {"translation": facts["translation"] | {"hidden_size": -1}}, "is not a translation model"),
+        (facts | {"translation": 3}, "is not a translation model"),
         (facts | {"vocabularies": {"source": {"kind": "word", "words": ["<unk>", "<eos>"]}}}, "vocabulary of 5 tokens"),
     ):
         write_tensors(tmp_path / "wrong.safetensors", tensors, MODEL, wrong)
         answer = gatewise("translate", "--checkpoint", "wrong.safetensors")
         assert answer.status == 1
-        assert message in answer.err
+        assert message in " ".join(answer.err.split())
+        assert "wrong.safetensors " in answer.err
 
 
 def test_models_that_do_not_exist_are_refused(gatewise, tmp_path):
