@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from gatewise.contract.errors import DAMAGED_ARCHIVE, DataError, MissingExtra
-from gatewise.data.encoding import HEAD, WIDE, conversion, encoding_of
+from gatewise.data.encoding import HEAD, conversion, refusal
 from gatewise.data.long_form import Columns, LongForm, first_not_finite, sequences_of
 from gatewise.data.sequences import Sequences
 
@@ -60,9 +60,9 @@ def read_sequences(path: str | Path, columns: Columns = _LONG_FORM, *, numbers: 
 def _read_csv(path: Path, columns: Columns, numbers: bool) -> Sequences:
     try:
         with path.open("rb") as raw:
-            encoding = encoding_of(raw.read(HEAD))
-        if encoding.startswith(WIDE):
-            raise DataError(f"{path} is not UTF-8, but {encoding.upper()}. {conversion(path, encoding)}")
+            reason = refusal(path, raw.read(HEAD))
+        if reason:
+            raise DataError(reason)
         with path.open(encoding="utf-8-sig", newline="") as file:
             return sequences_of(_csv_table(path, csv.reader(file, strict=True), columns, numbers), columns.allow_gaps)
     except UnicodeDecodeError:

@@ -122,6 +122,11 @@ def test_a_file_in_utf16_is_told_how_to_convert(translate):
     assert "byte 0 is 0xff. Convert the input first, for example by: iconv -f utf-16 -t utf-8" in answer.err
 
 
+def test_lines_with_zeros_that_are_not_utf8_are_not_told_how_to_convert(translate):
+    answer = translate(b"eins\nzw\xff\0\0\0\0i\n")
+    assert "line 2 of the input is not UTF-8: its byte 2 is 0xff. It holds NUL characters" in answer.err
+
+
 @pytest.mark.parametrize("name", ["a.png", "a.html"])
 def test_the_alignment_of_the_first_line_is_drawn(translate, drawn, tmp_path, name):
     answer = translate("\neins zwei\nvier\n", "--attention", tmp_path / name)

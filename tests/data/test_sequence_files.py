@@ -157,6 +157,7 @@ BAD = {
     "no features": ("sequence,time,label\na,1,p\n", "has no columns beside sequence, time, label."),
     "not UTF-8": (GOOD.replace("up", "\xfc").encode("latin1"), "is not UTF-8. Convert it first"),
     "UTF-16": (GOOD.encode("utf-16"), "is not UTF-8, but UTF-16. Convert it first, for example: iconv -f utf-16 -t"),
+    "zeros": (GOOD.encode() + bytes(999), "must be text in UTF-8, got a file that holds 999 NUL characters"),
     "UTF-16 without a mark": (GOOD.encode("utf-16le"), "iconv -f utf-16le -t utf-8"),
     "a quote without end": (GOOD.replace("b,3", '"b,3'), "cannot be read as CSV"),
 }
@@ -168,7 +169,7 @@ def test_a_bad_table_is_refused_by_file_row_and_advice(read, case):
     said = refusal(lambda: read(text))
     assert "steps.csv" in said
     assert message in said
-    assert said.endswith((".", "> steps-utf8.csv"))
+    assert said.endswith((".", "> steps-utf8.csv", "> steps-text.csv"))
     assert read(GOOD).lengths.tolist() == [3, 2]  # the next call works
 
 
