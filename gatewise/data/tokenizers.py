@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import collections
 import json
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
@@ -19,6 +20,7 @@ from gatewise.contract.errors import ArgumentError, CorpusError, sentence
 
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer(Protocol):
@@ -297,8 +299,10 @@ def _foreign(what: str) -> CorpusError:
 
 
 def _distinct(parts: object, kind: type[list[str]] | type[str]) -> bool:
-    """Return whether something is a list of strings, or a string, without duplicates."""
-    return isinstance(parts, kind) and all(isinstance(part, str) for part in parts) and len({*parts}) == len(parts)
+    """Return whether something is a list, or a string, of different parts that can be written as UTF-8."""
+    if not isinstance(parts, kind) or not all(isinstance(part, str) for part in parts):
+        return False
+    return len({*parts}) == len(parts) and not _SURROGATE.search("".join(parts))
 
 
 def _known(kind: str) -> Callable[[str, int | None], Tokenizer]:

@@ -131,8 +131,8 @@ def restore(
         run.average.restore(facts["average"])
         run.history[:] = [_evaluation(entry) for entry in facts["history"]]
         for name in _COUNTERS:
-            if isinstance(facts[name], bool) or not isinstance(facts[name], int | float):
-                raise TypeError(sentence(name, "a number", repr(facts[name])))
+            if type(facts[name]) is not type(getattr(run, name)):
+                raise TypeError(sentence(name, f"of type {type(getattr(run, name)).__name__}", repr(facts[name])))
             setattr(run, name, facts[name])
         prefix = f"process{processes.rank}."
         own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
@@ -149,7 +149,7 @@ def restore(
         raise CheckpointError(
             f"{source} is incomplete or of another model: it lacks {error.args[0]}. Start a new run."
         ) from error
-    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise CheckpointError(f"{source} is damaged: {reason}. Use another copy, or start a new run.") from error
 
@@ -220,4 +220,10 @@ def _restore_optimizer(
             state.setdefault(int(index), {})[slot] = tensor
     if any(slots.keys() != state[min(state)].keys() for slots in state.values()):
         raise ValueError("it does not hold the same state of the optimizer for every weight")
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for index, slots in state.items():
+        for slot, value in slots.items():
+            shape = torch.Size() if slot == "step" else weights[index].shape
+            if isinstance(value, torch.Tensor) and (value.shape != shape or not value.is_floating_point()):
+                raise ValueError(f"optimizer.{index}.{slot} is {value.dtype} {list(value.shape)}, not {list(shape)}")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

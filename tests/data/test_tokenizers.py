@@ -132,6 +132,7 @@ def test_a_vocabulary_that_is_too_small_is_refused(kind, size):
         ('{"kind": "word", "words": [1, 2]}', "`words` must be a list of different strings, got [1, 2]."),
         ('{"kind": "word", "words": ["<unk>", "<eos>", "<eos>"]}', "`words` must be a list of different strings"),
         ('{"kind": "word", "words": ["a"]}', "the vocabulary of a word tokenizer must hold <unk>."),
+        ('{"kind": "word", "words": ["<unk>", "<eos>", "\\ud800"]}', "`words` must be a list of different strings"),
         ('{"kind": "character", "characters": 3}', "`characters` must be a string of different characters, got 3."),
         ('{"kind": "bpe", "model": 3}', "`model` must be the JSON document of a byte-level byte-pair encoding"),
     ],

@@ -149,6 +149,7 @@ EVALUATION = {
     [
         {"identity": []},
         {"seconds": None},
+        {"batch": 0.5},
         {"schedule": []},
         {"schedule": {"best": "x", "failures": 0, "reductions": 0}},
         {"optimizer_scalars": None},
@@ -168,6 +169,17 @@ def test_a_checkpoint_whose_facts_are_damaged_is_named(tmp_path, change):
     tensors, facts = read_tensors(file, CHECKPOINT)
     write_tensors(file, tensors, CHECKPOINT, facts | change)
     with pytest.raises(CheckpointError, match=rf"^{re.escape(str(file))} is (damaged: |incomplete or of another)"):
+        train(tmp_path, epochs=2)
+
+
+@pytest.mark.parametrize("change", [lambda moment: moment[:1], lambda moment: moment.to(torch.int32)])
+def test_moments_of_another_shape_or_type_are_refused(tmp_path, change):
+    train(tmp_path, epochs=1)
+    file = tmp_path / "checkpoint.safetensors"
+    tensors, facts = read_tensors(file, CHECKPOINT)
+    name = next(name for name in tensors if name.startswith("optimizer.") and tensors[name].dim())
+    write_tensors(file, tensors | {name: change(tensors[name])}, CHECKPOINT, facts)
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(str(file))} is damaged: {re.escape(name)} is torch\."):
         train(tmp_path, epochs=2)
 
 
