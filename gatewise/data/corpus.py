@@ -131,7 +131,7 @@ def read_text(path: str | Path) -> str:
     except IsADirectoryError:
         raise CorpusError(f"{path} is a folder, not a text file. Name the file in it.") from None
     except OSError as error:
-        raise CorpusError(f"{path} cannot be read: {error.strerror}.") from error
+        raise CorpusError(f"{path} cannot be read: {error.strerror}. Check the path and its permissions.") from error
     if reason := refusal(path, raw[:HEAD]):
         raise CorpusError(reason)
     try:

@@ -22,6 +22,14 @@ def test_a_folder_is_not_a_text(tmp_path):
         read_text(tmp_path)
 
 
+def test_a_path_through_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(
+        CorpusError, match=r"text cannot be read: Not a directory\. Check the path and its permissions\."
+    ):
+        read_text(tmp_path / "file" / "text")
+
+
 @pytest.mark.parametrize("content", [b"", b" \n\t\n", b"\xef\xbb\xbf"])
 def test_an_empty_file_is_refused(tmp_path, content):
     path = tmp_path / "empty.txt"
