@@ -54,6 +54,7 @@ class Run:
     history: list[Evaluation] = dataclasses.field(default_factory=list)
 
 
+_WHOLE = ("epoch", "batch", "step")
 _COUNTERS = ("loss_tokens", "epoch", "batch", "step", "seconds", "segment_seconds")
 
 
@@ -131,8 +132,9 @@ def restore(
         run.average.restore(facts["average"])
         run.history[:] = [_evaluation(entry) for entry in facts["history"]]
         for name in _COUNTERS:
-            if type(facts[name]) is not type(getattr(run, name)):
-                raise TypeError(sentence(name, f"of type {type(getattr(run, name)).__name__}", repr(facts[name])))
+            kinds = (int,) if name in _WHOLE else (int, float)
+            if type(facts[name]) not in kinds:
+                raise TypeError(sentence(name, "a whole number" if name in _WHOLE else "a number", repr(facts[name])))
             setattr(run, name, facts[name])
         prefix = f"process{processes.rank}."
         own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
@@ -203,7 +205,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor], source: 
 def _evaluation(entry: Mapping[str, Any]) -> Evaluation:
     numbers = {name: value for name, value in entry.items() if name != "scores"}
     for name, value in {**numbers, **entry["scores"]}.items():
-        if not isinstance(value, int | float) and not (name in entry["scores"] and value is None):
+        if value is not None and not isinstance(value, int | float):  # null for one that is not finite
             raise TypeError(sentence(name, "a number", repr(value)))
     # A score that was NaN is null in the file.
     scores = {name: math.nan if score is None else score for name, score in entry["scores"].items()}
