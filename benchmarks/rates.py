@@ -42,6 +42,7 @@ from gatewise.selection.points import PRECISIONS, Point, Record
 
 RATES = Path(points.__file__).parent / "rates"
 BENCHMARKS = "lstm", "gru"
+_ANY_STEPS = 1, sys.maxsize
 _AT_ONCE = 48  # calls whose kernels are built together
 
 Key = tuple[str, Problem]
@@ -183,10 +184,11 @@ def draw(given: argparse.Namespace) -> int:
     """Run `draw`."""
     device = torch.device(given.device)
     numbers, run, (least, most) = Device.probe(device), Run.now(device), given.steps
-    source = (
-        f"benchmarks/rates.py: shapes drawn at random with seed {given.seed}, training with {least} to {most} steps"
-    )
-    record = Record(f"drawn {given.seed}", numbers, source, run.commit[:7], run.date[:10], run.torch)
+    steps = "any number of" if (least, most) == _ANY_STEPS else f"{least} to {most}"
+    source = f"benchmarks/rates.py: shapes drawn at random with seed {given.seed}, training with {steps} steps"
+    # Draws with one seed differ in their shapes by their steps, and in their times by the commit.
+    name = f"drawn {given.seed} with {steps} steps, {run.date[:10]} {run.commit[:7]}"
+    record = Record(name, numbers, source, run.commit[:7], run.date[:10], run.torch)
     files.append_line(given.file, points.record_line(record))
     drawn = (
         problem for problem in shapes.drawn(given.seed, numbers, training=True) if least <= _steps(problem) <= most
@@ -253,8 +255,8 @@ def main(words: Sequence[str] | None = None) -> int:
     command["write"].add_argument("--replays", action="store_true", help="keep the times of calls from Python")
     for each in (again, write, draw):
         steps = "steps of all layers and directions of a call (default: any)"
-        pair, names = (1, sys.maxsize), ("LEAST", "MOST")
-        command[each.__name__].add_argument("--steps", type=int, nargs=2, default=pair, metavar=names, help=steps)
+        names = ("LEAST", "MOST")
+        command[each.__name__].add_argument("--steps", type=int, nargs=2, default=_ANY_STEPS, metavar=names, help=steps)
     command["draw"].add_argument("--seed", type=int, required=True, help="of the shapes")
     for each in (again, write, draw, add):
         command[each.__name__].set_defaults(function=each)

@@ -59,8 +59,8 @@ def quality_record(folder: RunFolder) -> QualityRecord:
     try:
         found = _record(json.loads(folder.result.read_text("utf-8")), folder)
         scores = [line[f"valid_{quality.SCORES[found.task]}"] for line in found.evaluations]
-        if not all(map(math.isfinite, [*scores, found.figure("valid"), found.figure("test")])):
-            raise ValueError("a score is not finite")
+        if not all(map(math.isfinite, [*scores, found.figure("valid"), found.figure("test"), found.minutes])):
+            raise ValueError("a score or the time is not finite")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         expectation = "folders of complete runs of gatewise train lm or nmt with finite scores"
         got = f"{folder.path}, whose {folder.result.name} is missing or incomplete"

@@ -215,7 +215,7 @@ def _tokenizer(text: TextOptions, corpus: Corpus, folder: RunFolder, processes: 
     document = ""
     if processes.first:
         if folder.checkpoint.exists():
-            document = folder.saved_tokenizer()
+            document = folder.saved_tokenizer(load_tokenizer)
         else:
             document = build_tokenizer(text.tokens, corpus.train, text.vocabulary_size or None).to_json()
     return load_tokenizer(processes.broadcast(document))

@@ -22,8 +22,8 @@ from gatewise.cli.recipe import differences, overridden, parse_settings, read_re
 from gatewise.cli.recipe_files import recipe_path
 from gatewise.cli.recipe_options import option_names
 from gatewise.contract.errors import ArgumentError, GatewiseError, NotFinite, sentence
-from gatewise.training import RunFolder, read_tensors
-from gatewise.training.loop import CHECKPOINT, Outcome
+from gatewise.training import RunFolder
+from gatewise.training.loop import Outcome, progress_at
 from gatewise.training.processes import Processes, join_processes
 
 RUNS = Path("runs")
@@ -288,7 +288,7 @@ def _begun_or_discarded(folder: RunFolder) -> Iterator[None]:
 
 def _step(folder: RunFolder) -> int:
     """Return the number of steps at the last checkpoint."""
-    return read_tensors(folder.checkpoint, CHECKPOINT)[1]["step"] if folder.checkpoint.exists() else 0
+    return progress_at(folder.checkpoint)[0] if folder.checkpoint.exists() else 0
 
 
 def _locked_folder(request: _Request, held: contextlib.ExitStack) -> RunFolder:
@@ -367,8 +367,7 @@ def _check_epochs(folder: RunFolder, epochs: int) -> None:
     """Check that a run has not gone beyond a number of epochs."""
     if not folder.checkpoint.exists():
         return
-    _, facts = read_tensors(folder.checkpoint, CHECKPOINT)
-    begun = facts["epoch"] + bool(facts["batch"])
+    _, begun = progress_at(folder.checkpoint)
     if epochs < begun:
         expectation = f"at least {begun} to resume the run in {folder.path}, which has begun its epoch {begun}"
         raise ArgumentError(sentence("epochs", expectation, epochs))

@@ -149,7 +149,7 @@ def _vocabularies(
     document = ""
     if processes.first:
         if folder.checkpoint.exists():
-            document = folder.saved_tokenizer()
+            document = folder.saved_tokenizer(load_vocabularies)
         else:
             kind, size = options.tokens, options.vocabulary_size or None
             document = vocabularies_to_json(*build_vocabularies(kind, train, size, options.vocabulary))

@@ -14,7 +14,7 @@ from rich.console import Console
 from gatewise.cli.nmt_alignment import draw_alignment
 from gatewise.cli.saved_translator import Translator
 from gatewise.contract.errors import CorpusError
-from gatewise.data.encoding import encoding_of
+from gatewise.data.encoding import BINARY, encoding_of
 from gatewise.models import Search, Translation
 
 
@@ -87,13 +87,14 @@ def _batches(lines: Iterable[bytes], at_once: int) -> Iterator[tuple[list[str], 
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            yield (
-                waiting,
-                CorpusError(
-                    f"line {number:,} of the input is not UTF-8: its byte {error.start} is 0x{line[error.start]:02x}. "
-                    f"Convert the input first, for example by: iconv -f {encoding_of(line[error.start :])} -t utf-8"
-                ),
-            )
+            encoding = encoding_of(line[error.start :])
+            advice = f"Convert the input first, for example by: iconv -f {encoding} -t utf-8"
+            if encoding == BINARY:
+                advice = (
+                    "It holds NUL characters: it is damaged, not text, or text in another encoding. Give text in UTF-8."
+                )
+            found = f"its byte {error.start} is 0x{line[error.start]:02x}"
+            yield waiting, CorpusError(f"line {number:,} of the input is not UTF-8: {found}. {advice}")
             return
         waiting.append(" ".join(text.split()))
         if len(waiting) == at_once:

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import functools
 import json
+import reprlib
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -224,8 +225,8 @@ def read_recipe(path: Path, defaults: AnyRecipe = _DEFAULTS) -> AnyRecipe:
         raise ArgumentError(
             sentence("recipe", "a TOML file", f"{path}, which does not exist", "Check the path.")
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ArgumentError(sentence("recipe", "a TOML file", f"{path}: {error}")) from None
+    except (OSError, ValueError, RecursionError) as error:  # of the encoding, of TOML, or of a number
+        raise ArgumentError(sentence("recipe", "a TOML file", f"{path}: {error}", "Correct the file.")) from None
     sections = {name: section for section in _section_names(defaults) for name in _types(defaults, section)}
     try:
         with naming({name: f"{section}.{name}" for name, section in sections.items()}):
@@ -268,7 +269,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
             raise ArgumentError(sentence("--set", "key=value", repr(setting), "For example: --set training.epochs=3"))
         try:
             found = tomllib.loads(f"value = {text}")
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             found = {"value": text}
         if len(found) > 1:
             raise ArgumentError(sentence("--set", "one key=value", repr(setting), "Repeat the option for each key."))
@@ -337,15 +338,23 @@ def _place(recipe: DataclassInstance, key: str) -> tuple[str, str]:
 
 def _converted(key: str, kind: Any, value: Any) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return _float(key, value)
     if kind == tuple[str, ...]:
         if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
             return tuple(value)
         raise ArgumentError(sentence(key, "a list of strings", repr(value)))
     if typing.get_origin(kind) is tuple:
         if isinstance(value, list | tuple) and all(isinstance(each, int | float) for each in value):
-            return tuple(float(each) for each in value)
+            return tuple(_float(key, each) for each in value)
     elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         return value
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
     raise ArgumentError(sentence(key, names.get(kind, "a list of numbers"), repr(value)))
+
+
+def _float(key: str, value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        expectation = "a number that a float can hold"
+        raise ArgumentError(sentence(key, expectation, reprlib.repr(value))) from None

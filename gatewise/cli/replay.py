@@ -55,7 +55,7 @@ def replay(
         report = _report(file, facts)
         if not all(isinstance(step.batch, kinds) and "cpu" in step.random for step in steps.values()):
             raise _unknown(file)
-        load_weights(model, weights)
+        load_weights(model, weights, file)
         contexts = {
             f"kernel {kernel or report.kernel}": contextlib.nullcontext(),
             "reference": on_reference(model),

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from gatewise.cli.classifier_recipe import ClassifierOptions, DataOptions
-from gatewise.cli.model_file import missing_from, read_model_file
-from gatewise.contract.errors import CheckpointError
+from gatewise.cli.model_file import metadata_of, read_model_file
+from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.models import SequenceClassifier
 from gatewise.training.snapshot import load_weights
 
@@ -67,18 +67,22 @@ def load_classifier(path: Path, device: torch.device, kernel: str | None = None)
         CheckpointError: There is no model, or the file is not one.
     """
     file, tensors, facts = read_model_file(path, "classify")
-    try:
+    with metadata_of(file, "a classifier", "classify"):
         sizes = facts["classifier"] | ({"kernel": kernel} if kernel else {})
         data = DataOptions(**{name: _tuple(value) for name, value in facts["data"].items()})
-        classes, features = tuple(facts["classes"]), tuple(facts["features"])
+        classes, features = _names(facts, "classes"), _names(facts, "features")
         model = build_classifier(sizes, device)
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{file} is not a classifier: {missing_from(error)}. Give a run folder of gatewise train classify."
-        ) from error
-    load_weights(model, tensors)
+    load_weights(model, tensors, file)
     return SavedClassifier(model.eval(), classes, features, data)
 
 
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def _names(facts: dict[str, Any], key: str) -> tuple[str, ...]:
+    """Return a list of strings from the metadata of a model file."""
+    names = facts[key]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ArgumentError(sentence(key, "a list of strings", repr(names)))
+    return tuple(names)

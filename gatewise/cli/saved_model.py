@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gatewise.cli.model_file import missing_from, read_model_file
+from gatewise.cli.model_file import metadata_of, read_model_file
 from gatewise.cli.recipe import ModelOptions
 from gatewise.contract.errors import CheckpointError
 from gatewise.data import Tokenizer, load_tokenizer
@@ -43,12 +43,13 @@ def load_model(path: Path, device: torch.device, kernel: str | None = None) -> t
         CheckpointError: There is no model, or the file is not one.
     """
     file, tensors, facts = read_model_file(path, "lm")
-    try:
+    with metadata_of(file, "a language model", "lm"):
         sizes, tokenizer = facts["model"], load_tokenizer(json.dumps(facts["tokenizer"]))
+        if sizes["vocabulary_size"] != len(tokenizer):
+            raise CheckpointError(
+                f"{file} holds a vocabulary of {len(tokenizer):,} tokens for a model of {sizes['vocabulary_size']}. "
+                "Take the model.safetensors of a run of gatewise train lm."
+            )
         model = build_model(sizes | ({"kernel": kernel} if kernel else {}), device)
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{file} is not a language model: {missing_from(error)}. Give a run folder of gatewise train lm."
-        ) from error
-    load_weights(model, tensors)
+    load_weights(model, tensors, file)
     return model.eval(), tokenizer

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from gatewise.cli.model_file import missing_from, read_model_file
+from gatewise.cli.model_file import metadata_of, read_model_file
 from gatewise.cli.nmt_recipe import Seq2SeqOptions
-from gatewise.contract.errors import CheckpointError, CorpusError
+from gatewise.contract.errors import CheckpointError
 from gatewise.data import SentenceVocabulary, load_vocabularies, vocabularies_to_json
 from gatewise.data.sentences import BEGINNING, END, PADDING
 from gatewise.models import Search, Seq2Seq, Translation, translate
@@ -117,20 +117,16 @@ def load_translator(path: Path, device: torch.device, kernel: str | None = None)
         raise CheckpointError(
             f"{file} lacks its vocabularies. Take the model.safetensors of a run of gatewise train nmt."
         )
-    try:
+    with metadata_of(file, "a translation model", "nmt"):
         sizes = facts["translation"] | ({"kernel": kernel} if kernel else {})
         source, target = load_vocabularies(json.dumps(facts["vocabularies"]))
         for side, vocabulary in (("source", source), ("target", target)):
             if sizes[f"{side}_size"] != len(vocabulary):
                 raise CheckpointError(
                     f"{file} holds a {side} vocabulary of {len(vocabulary):,} tokens for a model of "
-                    f"{sizes[f'{side}_size']:,}. Take the model.safetensors of a run of gatewise train nmt."
+                    f"{sizes[f'{side}_size']}. Take the model.safetensors of a run of gatewise train nmt."
                 )
         model = build_translation_model(sizes, device)
-    except (KeyError, TypeError, CorpusError) as error:
-        raise CheckpointError(
-            f"{file} is not a translation model: {missing_from(error)}. Give a run folder of gatewise train nmt."
-        ) from error
-    load_weights(model, tensors)
+    load_weights(model, tensors, file)
     graphs = GreedyGraphs(model, cuda_graphs()) if device.type == "cuda" else None
     return Translator(model.eval(), source, target, graphs)

@@ -26,7 +26,11 @@ TypeError.
 
 from __future__ import annotations
 
+import struct
 import sys
+import tokenize
+import zipfile
+import zlib
 
 
 class GatewiseError(Exception):
@@ -118,6 +122,13 @@ class DataError(GatewiseError, ValueError):
 
 class CheckpointError(GatewiseError, ValueError):
     """A file is not a complete checkpoint of this model, or cannot be written."""
+
+
+DAMAGED_ARCHIVE = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, TypeError, AttributeError),
+    *(RuntimeError, SyntaxError, tokenize.TokenError, struct.error),
+)
+"""The errors by which `zipfile` and `numpy.load` report that a zip archive is damaged, or a file is not one."""
 
 
 def sentence(name: str, expectation: str, got: object, advice: str = "") -> str:

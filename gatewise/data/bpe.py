@@ -20,6 +20,10 @@ class BpeTokenizer:
     Args:
         model: The JSON document that `tokenizers.Tokenizer.to_str()` returns.
 
+    Raises:
+        ArgumentError: The document is not one of a byte-level byte-pair encoding.
+        MissingExtra: The package `tokenizers` is not installed.
+
     References:
         Sennrich, Haddow, Birch: Neural Machine Translation of Rare Words with Subword Units, 2016, section 3.2.
     """
@@ -29,7 +33,16 @@ class BpeTokenizer:
     unknown: int | None = None
 
     def __init__(self, model: str) -> None:
-        self._model = _library().Tokenizer.from_str(model)
+        library = _library()
+        try:
+            self._model = library.Tokenizer.from_str(model)
+        except Exception as error:  # the library raises no narrower class
+            raise _foreign(str(error)) from error
+        vocabulary = self._model.get_vocab()
+        if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+            raise _foreign("one whose tokens are not numbered from 0")
+        if letters := {*"".join(vocabulary)} - _byte_of_letter().keys():
+            raise _foreign(f"one in which {min(letters)!r} stands for no byte")
 
     @classmethod
     def from_text(cls, text: str, size: int | None = None) -> BpeTokenizer:
@@ -77,6 +90,11 @@ class BpeTokenizer:
     def to_json(self) -> str:
         """Return the JSON document of the `tokenizers` library with the kind of this tokenizer added."""
         return json.dumps({"kind": self.kind, "model": json.loads(self._model.to_str())}, ensure_ascii=False)
+
+
+def _foreign(got: str) -> ArgumentError:
+    expectation = "the JSON document of a byte-level byte-pair encoding of the package tokenizers"
+    return ArgumentError(sentence("model", expectation, got))
 
 
 @functools.cache

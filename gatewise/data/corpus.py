@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gatewise.contract.errors import ArgumentError, CorpusError, sentence
-from gatewise.data.encoding import HEAD, WIDE, conversion, encoding_of
+from gatewise.data.encoding import HEAD, conversion, refusal
 
 SHARES = (0.9, 0.05, 0.05)
 """The fractions of a text that become training, validation and test text."""
@@ -131,10 +131,9 @@ def read_text(path: str | Path) -> str:
     except IsADirectoryError:
         raise CorpusError(f"{path} is a folder, not a text file. Name the file in it.") from None
     except OSError as error:
-        raise CorpusError(f"{path} cannot be read: {error.strerror}.") from error
-    encoding = encoding_of(raw[:HEAD])
-    if encoding.startswith(WIDE):
-        raise CorpusError(f"{path} is not UTF-8, but {encoding.upper()}. {conversion(path, encoding)}")
+        raise CorpusError(f"{path} cannot be read: {error.strerror}. Check the path and its permissions.") from error
+    if reason := refusal(path, raw[:HEAD]):
+        raise CorpusError(reason)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

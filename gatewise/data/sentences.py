@@ -10,7 +10,7 @@ import torch
 from gatewise.contract.errors import ArgumentError, CorpusError, sentence
 from gatewise.data.bpe import BpeTokenizer
 from gatewise.data.parallel import ParallelText
-from gatewise.data.tokenizers import Tokenizer, build_tokenizer, decode, load_tokenizer
+from gatewise.data.tokenizers import Tokenizer, build_tokenizer, decode, load_tokenizer, shortened
 
 PADDING, BEGINNING, END = 0, 1, 2
 """The tokens that stand for no text: padding, the begin of a sentence, the end of a sentence."""
@@ -123,12 +123,16 @@ def load_vocabularies(document: str) -> tuple[SentenceVocabulary, SentenceVocabu
     """
     try:
         documents = json.loads(document)
-        source = SentenceVocabulary(load_tokenizer(json.dumps(documents["source"])))
-        if "target" not in documents:
-            return source, source
-        return source, SentenceVocabulary(load_tokenizer(json.dumps(documents["target"])))
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise CorpusError(f"these are not vocabularies that gatewise wrote: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise CorpusError(f"these are not vocabularies that gatewise wrote: it is not JSON ({error})") from error
+    if not isinstance(documents, dict) or "source" not in documents:
+        got = shortened(documents)
+        what = sentence("the document", "a JSON object with `source` and, unless it is joint, `target`", got)
+        raise CorpusError(f"these are not vocabularies that gatewise wrote: {what}")
+    source = SentenceVocabulary(load_tokenizer(json.dumps(documents["source"])))
+    if "target" not in documents:
+        return source, source
+    return source, SentenceVocabulary(load_tokenizer(json.dumps(documents["target"])))
 
 
 def encode_all(vocabulary: SentenceVocabulary, sentences: Sequence[str]) -> list[torch.Tensor]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import datetime
-import zipfile
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gatewise.contract.errors import DataError, MissingExtra
-from gatewise.data.encoding import HEAD, WIDE, conversion, encoding_of
+from gatewise.contract.errors import DAMAGED_ARCHIVE, DataError, MissingExtra
+from gatewise.data.encoding import HEAD, conversion, refusal
 from gatewise.data.long_form import Columns, LongForm, first_not_finite, sequences_of
 from gatewise.data.sequences import Sequences
 
@@ -61,9 +60,9 @@ def read_sequences(path: str | Path, columns: Columns = _LONG_FORM, *, numbers: 
 def _read_csv(path: Path, columns: Columns, numbers: bool) -> Sequences:
     try:
         with path.open("rb") as raw:
-            encoding = encoding_of(raw.read(HEAD))
-        if encoding.startswith(WIDE):
-            raise DataError(f"{path} is not UTF-8, but {encoding.upper()}. {conversion(path, encoding)}")
+            reason = refusal(path, raw.read(HEAD))
+        if reason:
+            raise DataError(reason)
         with path.open(encoding="utf-8-sig", newline="") as file:
             return sequences_of(_csv_table(path, csv.reader(file, strict=True), columns, numbers), columns.allow_gaps)
     except UnicodeDecodeError:
@@ -231,12 +230,16 @@ def _read_npz(path: Path, columns: Columns, numbers: bool) -> Sequences:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in ("x", "lengths", "y") if name in archive}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        advice = "Objects are not read: give sequences of unequal length one after the other, with `lengths`."
+    except (OSError, *DAMAGED_ARCHIVE) as error:
+        objects = "Objects are not read: give sequences of unequal length one after the other, with `lengths`."
+        advice = objects if "Object arrays" in str(error) else "Take another copy."
         raise DataError(f"{path} cannot be read as .npz: {error}. {advice}") from error
     for name in ("x", "y") if columns.label else ("x",):
         if name not in arrays:
             raise DataError(f"{path} has no array {name!r}. Save it by numpy.savez(path, x=..., lengths=..., y=...).")
+    for name, member in arrays.items():
+        if not isinstance(member, np.ndarray):  # NumPy returns other members of an archive as bytes
+            raise DataError(f"{path}: `{name}` must be an array, got another file. Save it by numpy.savez.")
     x, lengths = arrays["x"], arrays.get("lengths")
     if x.dtype.kind not in "biuf" or x.ndim not in (2, 3) or (x.ndim == 2 and lengths is None):
         raise DataError(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import codecs
 import collections
 import json
+import re
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -18,6 +20,7 @@ from gatewise.contract.errors import ArgumentError, CorpusError, sentence
 
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer(Protocol):
@@ -197,20 +200,33 @@ def load_tokenizer(document: str) -> Tokenizer:
     """
     try:
         facts = json.loads(document)
-        kind = facts["kind"]
-        if kind == "word":
+    except (ValueError, RecursionError) as error:
+        raise _foreign(f"it is not JSON ({error})") from error
+    if not isinstance(facts, dict):
+        raise _foreign(sentence("the document", "a JSON object", shortened(facts)))
+    kind = facts.get("kind")
+    if kind == "word":
+        if not _distinct(facts.get("words"), list):
+            raise _foreign(sentence("words", "a list of different strings", shortened(facts.get("words"))))
+        try:
             return WordTokenizer(facts["words"])
-        if kind == "character":
-            return CharacterTokenizer(facts["characters"])
-        if kind == "byte":
-            return ByteTokenizer()
-        if kind == "bpe":
-            from gatewise.data.bpe import BpeTokenizer
+        except ArgumentError as error:
+            raise _foreign(str(error)) from error
+    if kind == "character":
+        if not _distinct(facts.get("characters"), str):
+            got = shortened(facts.get("characters"))
+            raise _foreign(sentence("characters", "a string of different characters", got))
+        return CharacterTokenizer(facts["characters"])
+    if kind == "byte":
+        return ByteTokenizer()
+    if kind == "bpe":
+        from gatewise.data.bpe import BpeTokenizer
 
-            return BpeTokenizer(json.dumps(facts["model"]))
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise CorpusError(f"this is not a tokenizer that gatewise wrote: {error}.") from error
-    raise CorpusError(f"this is not a tokenizer that gatewise wrote: it is of the kind {kind!r}.")
+        try:
+            return BpeTokenizer(json.dumps(facts.get("model")))
+        except ArgumentError as error:
+            raise _foreign(str(error)) from error
+    raise _foreign(sentence("kind", f"one of {', '.join(TOKENIZERS)}", shortened(kind)))
 
 
 def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
@@ -271,6 +287,22 @@ TOKENIZERS: dict[str, Callable[[str, int | None], Tokenizer]] = {
     "bpe": _bpe_from_text,
 }
 """The function that builds each kind of tokenizer from a text and a size."""
+
+
+def shortened(value: object) -> str:
+    """Return what was found in a document in place of something else, on one line of limited length."""
+    return reprlib.repr(value)
+
+
+def _foreign(what: str) -> CorpusError:
+    return CorpusError(f"this is not a tokenizer that gatewise wrote: {what}")
+
+
+def _distinct(parts: object, kind: type[list[str]] | type[str]) -> bool:
+    """Return whether something is a list, or a string, of different parts that can be written as UTF-8."""
+    if not isinstance(parts, kind) or not all(isinstance(part, str) for part in parts):
+        return False
+    return len({*parts}) == len(parts) and not _SURROGATE.search("".join(parts))
 
 
 def _known(kind: str) -> Callable[[str, int | None], Tokenizer]:

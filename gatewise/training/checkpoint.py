@@ -77,6 +77,10 @@ def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> t
         )
     try:
         tensors = {name: tensor.to(device) for name, tensor in library.torch.load(content).items()}
+    except KeyError as error:  # of the table of dtypes that PyTorch has
+        raise CheckpointError(
+            f"{path} holds tensors of the dtype {error}, which cannot be read. Use another copy, or train again."
+        ) from error
     except library.SafetensorError as error:
         raise CheckpointError(
             f"{path} is truncated or not a safetensors file ({error}). Use another copy, or train again."

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from gatewise.contract.errors import NotFinite
+from gatewise.contract.errors import CheckpointError, NotFinite
 from gatewise.training.averaging import WeightAverage
 from gatewise.training.carried import flatten
 from gatewise.training.checkpoint import read_tensors, write_tensors
@@ -121,7 +123,7 @@ def fit(
     )
     resumed = folder.checkpoint.exists()
     if resumed:
-        restore(run, processes, identity, *read_tensors(folder.checkpoint, CHECKPOINT))
+        restore(run, processes, identity, *read_tensors(folder.checkpoint, CHECKPOINT), folder.checkpoint)
     fitting = _Fitting(
         run, train, valid, options, folder, processes, identity, model_facts, observers, score, record_step, reference
     )
@@ -129,6 +131,22 @@ def fit(
         fitting.save()
     with arithmetic(options.precision):
         return fitting.until_done()
+
+
+def progress_at(checkpoint: Path) -> tuple[int, int]:
+    """Return how many optimizer steps a run has made at a checkpoint, and how many epochs it has begun.
+
+    Raises:
+        CheckpointError: The file is not a checkpoint, or damaged.
+    """
+    _, facts = read_tensors(checkpoint, CHECKPOINT)
+    try:
+        steps, epochs = operator.index(facts["step"]), operator.index(facts["epoch"])
+        return steps, epochs + bool(facts["batch"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{checkpoint} is damaged: it does not say how far its run was. Use another copy, or start a new run."
+        ) from error
 
 
 class _Fitting:

@@ -89,5 +89,6 @@ class Manifest:
 
 def _is_within(name: object) -> bool:
     """Return whether a name stays in the folder, so that a list from elsewhere cannot refer to files outside."""
-    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+    # Characters that cannot be printed are NUL, which no name can hold, and halves of characters, which no file can.
+    parts = PurePosixPath(name).parts if isinstance(name, str) and name.isprintable() else ()
     return bool(parts) and not {"..", "/"} & set(parts) and "\\" not in str(name) and ":" not in str(name)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch import nn
@@ -57,15 +56,18 @@ class RunFolder:
         own = self.manifest.files()
         return [file for file in needed if file not in own or not file.exists()]
 
-    def saved_tokenizer(self) -> str:
+    def saved_tokenizer(self, load: Callable[[str], object]) -> str:
         """Return the JSON document of the tokenizer, or of the vocabularies, of the run to resume.
+
+        Args:
+            load: The function that will read the document, which raises a ValueError if it cannot.
 
         Raises:
             CheckpointError: The file is missing, cannot be read, or is damaged.
         """
         try:
             document = self.tokenizer.read_text("utf-8")
-            json.loads(document)
+            load(document)
         except FileNotFoundError:
             raise CheckpointError(
                 f"{self.path} has a checkpoint, but no {self.tokenizer.name}, which held its vocabulary. Start a new "
@@ -74,9 +76,10 @@ class RunFolder:
         except OSError as error:
             advice = "Check its permissions, or start a new run."
             raise CheckpointError(f"{self.tokenizer} cannot be read: {error.strerror}. {advice}") from error
-        except ValueError as error:  # of the encoding or of JSON
+        except ValueError as error:  # of the encoding or of `load`
+            reason = str(error).rstrip(".")
             raise CheckpointError(
-                f"{self.tokenizer} is damaged: {error}. Use another copy, or start a new run."
+                f"{self.tokenizer} is damaged: {reason}. Use another copy, or start a new run."
             ) from error
         return document
 

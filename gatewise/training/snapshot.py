@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gatewise.contract.errors import CheckpointError
+from gatewise.contract.errors import CheckpointError, sentence
 from gatewise.training.averaging import WeightAverage
 from gatewise.training.carried import flatten, indices_of, unflatten
 from gatewise.training.history import Evaluation
@@ -54,6 +54,7 @@ class Run:
     history: list[Evaluation] = dataclasses.field(default_factory=list)
 
 
+_WHOLE = ("epoch", "batch", "step")
 _COUNTERS = ("loss_tokens", "epoch", "batch", "step", "seconds", "segment_seconds")
 
 
@@ -106,26 +107,24 @@ def restore(
     identity: Mapping[str, Any],
     tensors: Mapping[str, torch.Tensor],
     facts: Mapping[str, Any],
+    source: object = "the checkpoint",
 ) -> None:
     """Restore a run from the contents of a checkpoint that `capture` returned.
+
+    Args:
+        run: The run.
+        processes: The processes; each has its own random state and carried state.
+        identity: Values that must be the same as when the checkpoint was made.
+        tensors: The tensors of the checkpoint by name.
+        facts: The facts of the checkpoint.
+        source: Where they come from, such as the path of a file, for error messages.
 
     Raises:
         CheckpointError: The checkpoint is incomplete, or of another model, data or number of processes.
     """
-    for name, value in identity.items():
-        saved = facts.get("identity", {}).get(name)
-        if saved != value:
-            raise CheckpointError(
-                f"the checkpoint was made with another {name}: {saved} there, {value} here. Resume with the same, or "
-                "start a new run in another folder."
-            )
-    if facts["processes"] != processes.count:
-        raise CheckpointError(
-            f"the checkpoint was made by {facts['processes']} processes in total, here are {processes.count}. "
-            f"Resume with as many; on one machine: torchrun --nproc-per-node {facts['processes']}"
-        )
     try:
-        load_weights(run.model, {name: tensors[f"model.{name}"] for name in weights_of(run.model)})
+        _check_same(processes, identity, facts, source)
+        load_weights(run.model, {name: tensors[f"model.{name}"] for name in weights_of(run.model)}, source)
         _restore_optimizer(run.optimizer, tensors, facts["optimizer_scalars"])
         for index, value in enumerate(run.average.values):
             value.copy_(tensors[f"average.{index}"])
@@ -133,6 +132,9 @@ def restore(
         run.average.restore(facts["average"])
         run.history[:] = [_evaluation(entry) for entry in facts["history"]]
         for name in _COUNTERS:
+            kinds = (int,) if name in _WHOLE else (int, float)
+            if type(facts[name]) not in kinds:
+                raise TypeError(sentence(name, "a whole number" if name in _WHOLE else "a number", repr(facts[name])))
             setattr(run, name, facts[name])
         prefix = f"process{processes.rank}."
         own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
@@ -143,10 +145,31 @@ def restore(
         )
         random = {name.removeprefix("random."): each for name, each in own.items() if name.startswith("random.")}
         restore_random_states(random, processes.device)
+    except (CheckpointError, torch.OutOfMemoryError):
+        raise
     except KeyError as error:
         raise CheckpointError(
-            f"the checkpoint is incomplete or of another model: it lacks {error.args[0]}. Start a new run."
+            f"{source} is incomplete or of another model: it lacks {error.args[0]}. Start a new run."
         ) from error
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise CheckpointError(f"{source} is damaged: {reason}. Use another copy, or start a new run.") from error
+
+
+def _check_same(processes: Processes, identity: Mapping[str, Any], facts: Mapping[str, Any], source: object) -> None:
+    """Check that a checkpoint was made with these values by as many processes."""
+    for name, value in identity.items():
+        saved = facts.get("identity", {}).get(name)
+        if saved != value:
+            raise CheckpointError(
+                f"{source} was made with another {name}: {saved} there, {value} here. Resume with the same, or "
+                "start a new run in another folder."
+            )
+    if facts["processes"] != processes.count:
+        raise CheckpointError(
+            f"{source} was made by {facts['processes']} processes in total, here are {processes.count}. "
+            f"Resume with as many; on one machine: torchrun --nproc-per-node {facts['processes']}"
+        )
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -155,8 +178,13 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+def load_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor], source: object = "the checkpoint") -> None:
     """Copy tensors into a model that has exactly these names and shapes.
+
+    Args:
+        model: The model.
+        tensors: The tensors by name.
+        source: Where they come from, such as the path of a file, for error messages.
 
     Raises:
         CheckpointError: The names or shapes differ; the message has the first difference.
@@ -165,18 +193,20 @@ def load_weights(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     for name in sorted(own.keys() ^ tensors.keys()):
         where = "lacks" if name in own else "has, beyond this model,"
         raise CheckpointError(
-            f"the checkpoint is of another model: it {where} {name}. Load it into the model that it was saved from."
+            f"{source} is of another model: it {where} {name}. Load it into the model that it was saved from."
         )
     for name, tensor in own.items():
         if tensor.shape != tensors[name].shape:
             shapes = f"{name} is {list(tensors[name].shape)} there, {list(tensor.shape)} here"
-            raise CheckpointError(
-                f"the checkpoint is of another model: {shapes}. Load it into a model of the same sizes."
-            )
+            raise CheckpointError(f"{source} is of another model: {shapes}. Load it into a model of the same sizes.")
         tensor.copy_(tensors[name])
 
 
 def _evaluation(entry: Mapping[str, Any]) -> Evaluation:
+    numbers = {name: value for name, value in entry.items() if name != "scores"}
+    for name, value in {**numbers, **entry["scores"]}.items():
+        if value is not None and not isinstance(value, int | float):  # null for one that is not finite
+            raise TypeError(sentence(name, "a number", repr(value)))
     # A score that was NaN is null in the file.
     scores = {name: math.nan if score is None else score for name, score in entry["scores"].items()}
     return Evaluation(**{**entry, "scores": scores})
@@ -190,4 +220,12 @@ def _restore_optimizer(
         if name.startswith("optimizer."):
             _, index, slot = name.split(".", 2)
             state.setdefault(int(index), {})[slot] = tensor
+    if any(slots.keys() != state[min(state)].keys() for slots in state.values()):
+        raise ValueError("it does not hold the same state of the optimizer for every weight")
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for index, slots in state.items():
+        for slot, value in slots.items():
+            shape = torch.Size() if slot == "step" else weights[index].shape
+            if isinstance(value, torch.Tensor) and (value.shape != shape or not value.is_floating_point()):
+                raise ValueError(f"optimizer.{index}.{slot} is {value.dtype} {list(value.shape)}, not {list(shape)}")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

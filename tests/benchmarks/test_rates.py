@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -192,8 +193,33 @@ def test_drawn_shapes_are_added_once(script, rates, monkeypatch, capsys):
         assert script.main(["add", str(file), "--rates", str(rates)]) == 0
         assert f"{further} further calls" in capsys.readouterr().out
     after = read(rates / "nvidia-h200.jsonl")
-    new = [each for each in after if each.record.name == "drawn 5"]
+    (name,) = {each.record.name for each in after[len(before) :]}
+    assert re.fullmatch(r"drawn 5 with 1 to 8 steps, \d{4}-\d\d-\d\d [0-9a-f]*", name)
+    new = [each for each in after if each.record.name == name]
     assert list(after) == [*before, *new]
     assert len(new) == 2
     assert all(each.problem.time * each.problem.num_layers * each.problem.num_directions <= 8 for each in new)
     assert all(each.record.device == before[-1].record.device for each in new)
+
+
+def test_draws_of_one_seed_with_other_steps_or_commits_stay_apart(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(script.Device, "probe", lambda device: H200)
+    monkeypatch.setattr(
+        layer_times,
+        "measured",
+        lambda problems, device, record, seconds: [
+            [points.Point("aten", problem, kernel_named("aten").work(problem, H200), 1e-4, None, record)]
+            for problem in itertools.islice(problems, 1)
+        ],
+    )
+    run, file = script.Run.now(torch.device("cpu")), tmp_path / "drawn.jsonl"
+    for commit, steps in (("1" * 40, ["--steps", "1", "8"]), ("1" * 40, []), ("2" * 40, [])):
+        made = dataclasses.replace(run, commit=commit)
+        monkeypatch.setattr(script.Run, "now", lambda device, made=made: made)
+        assert script.main(["draw", str(file), "--device", "cpu", "--seed", "5", *steps]) == 0
+    day = run.date[:10]
+    assert [(point.record.name, point.record.commit) for point in read(file)] == [
+        (f"drawn 5 with 1 to 8 steps, {day} 1111111", "1111111"),
+        (f"drawn 5 with any number of steps, {day} 1111111", "1111111"),
+        (f"drawn 5 with any number of steps, {day} 2222222", "2222222"),
+    ]

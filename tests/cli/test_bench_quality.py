@@ -98,10 +98,19 @@ def test_a_result_of_another_task_is_refused(trained, tmp_path):
         lambda result: result | {"run": {}},
         lambda result: result | {"epochs": 1},
         lambda result: {name: value for name, value in result.items() if name != "minutes"},
+        lambda result: result | {"minutes": [1.0]},
         lambda result: result | {"test_perplexity": None},
         lambda result: result | {"evaluations": [{"epoch": 1, "minutes": 1.0, "valid_perplexity": None}]},
     ],
-    ids=["a list", "no environment", "before it was resumed", "no minutes", "no finite score", "no finite evaluation"],
+    ids=[
+        "a list",
+        "no environment",
+        "before it was resumed",
+        "no minutes",
+        "several minutes",
+        "no finite score",
+        "no finite evaluation",
+    ],
 )
 def test_what_is_no_complete_result_is_refused_and_nothing_recorded(trained, tmp_path, change):
     path = tmp_path / "run" / "result.json"

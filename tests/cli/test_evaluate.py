@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gatewise.training import RunFolder
+from gatewise.training import RunFolder, read_tensors
+from gatewise.training.checkpoint import write_tensors
+from gatewise.training.loop import MODEL
 
 HEAD = "sequence,time,x,label,level\n"
 
@@ -183,6 +185,21 @@ def test_bad_input_is_an_error_and_writes_nothing(gatewise, run, words, message,
     assert answer.err.startswith("error: ")
     assert message in " ".join(answer.err.split())
     assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_a_classifier_whose_metadata_are_damaged_is_named(gatewise, run):
+    tensors, facts = read_tensors(run.model, MODEL)
+    for change, message in (
+        ({"classes": "updown"}, "is not a classifier: `classes` must be a list of strings, got 'updown'."),
+        ({"features": [1]}, "is not a classifier: `features` must be a list of strings, got [1]."),
+        ({"data": []}, "is not a classifier: "),
+        ({"classifier": facts["classifier"] | {"hidden_size": -1}}, "is not a classifier: `hidden_size` must be"),
+        ({"classifier": facts["classifier"] | {"hidden_size": 9}}, "is of another model: "),
+    ):
+        write_tensors(Path("wrong.safetensors"), tensors, MODEL, facts | change)
+        answer = gatewise("evaluate", "--checkpoint", "wrong.safetensors")
+        assert answer.status == 1
+        assert f"error: wrong.safetensors {message}" in " ".join(answer.err.split())
 
 
 def test_a_language_model_is_not_a_classifier(trained):

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+
+from gatewise.training import read_tensors
+from gatewise.training.checkpoint import write_tensors
+from gatewise.training.loop import MODEL
 
 OPTIONS = ("generate", "--checkpoint", "run", "--prompt", "the", "--length", 12, "--seed", 1)
 
@@ -80,3 +86,18 @@ def test_bad_input_is_refused(trained, words, message):
     assert answer.status == 1
     assert answer.err.startswith("error: ")
     assert message in answer.err
+
+
+def test_a_model_whose_metadata_are_damaged_is_named(trained):
+    tensors, facts = read_tensors(Path("run/model.safetensors"), MODEL)
+    for change, message in (
+        ({"tokenizer": {}}, "is not a language model: this is not a tokenizer that gatewise wrote: `kind` must be"),
+        ({"tokenizer": {"kind": "byte"}}, "holds a vocabulary of 256 tokens for a model of"),
+        ({"model": facts["model"] | {"hidden_size": 0}}, "is not a language model: `hidden_size` must be"),
+        ({"model": facts["model"] | {"hidden_size": 9}}, "is of another model: "),
+        ({"model": []}, "is not a language model: "),
+    ):
+        write_tensors(Path("wrong.safetensors"), tensors, MODEL, facts | change)
+        answer = trained(*OPTIONS, "--checkpoint", "wrong.safetensors")
+        assert answer.status == 1
+        assert f"error: wrong.safetensors {message}" in " ".join(answer.err.split())

@@ -105,6 +105,7 @@ def test_every_value_has_a_description(recipe):
         ("epochs=many", "`training.epochs` must be an integer, got 'many'"),
         ("epochs=1.5", "`training.epochs` must be an integer, got 1.5"),
         ("epochs=true", "`training.epochs` must be an integer, got True"),
+        (f"epochs={'9' * 5000}", "`training.epochs` must be an integer, got '999"),
         ("tied=1", "`model.tied` must be true or false, got 1"),
         ("dropout=high", "`model.dropout` must be a number, got 'high'"),
         ("text.shares=[1, true, 'x']", "`text.shares` must be a list of numbers"),
@@ -122,6 +123,12 @@ def test_bad_settings_are_refused(setting, message):
     [
         (b"[training", "must be a TOML file, got"),
         (b"\xff", "must be a TOML file, got"),
+        (b"training.epochs = " + b"9" * 5000, "must be a TOML file, got"),
+        (b"training.epochs = " + b"[" * 5000, "must be a TOML file, got"),
+        (
+            b"training.learning_rate = " + b"9" * 400,
+            "`training.learning_rate` must be a number that a float can hold, got 99",
+        ),
         (b"[trianing]\nepochs = 3", "`trianing.epochs` must be a key of the recipe"),
         (b"training = 3", "`training` must be a key of the recipe"),
     ],
@@ -131,6 +138,7 @@ def test_bad_files_are_refused(tmp_path, content, message):
     with pytest.raises(ArgumentError) as error:
         read_recipe(tmp_path / "recipe.toml")
     assert message in str(error.value)
+    assert str(tmp_path / "recipe.toml") in str(error.value)
 
 
 def test_a_missing_file_is_named(tmp_path):

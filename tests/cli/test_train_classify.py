@@ -272,7 +272,7 @@ def test_a_run_is_neither_overwritten_nor_mixed_up(gatewise, small, table):
     waves(table, seed=5)
     answer = gatewise("train", "classify", "--output", "run", "--resume")
     assert answer.status == 1
-    assert "the checkpoint was made with another training data" in answer.err
+    assert "error: run/checkpoint.safetensors was made with another training data" in answer.err
     assert same(before, weights("run"))
     assert gatewise("train", "classify", *small, "--output", "run", "--overwrite").status == 0
     assert not same(before, weights("run"))

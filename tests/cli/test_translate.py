@@ -122,6 +122,11 @@ def test_a_file_in_utf16_is_told_how_to_convert(translate):
     assert "byte 0 is 0xff. Convert the input first, for example by: iconv -f utf-16 -t utf-8" in answer.err
 
 
+def test_lines_with_zeros_that_are_not_utf8_are_not_told_how_to_convert(translate):
+    answer = translate(b"eins\nzw\xff\0\0\0\0i\n")
+    assert "line 2 of the input is not UTF-8: its byte 2 is 0xff. It holds NUL characters" in answer.err
+
+
 @pytest.mark.parametrize("name", ["a.png", "a.html"])
 def test_the_alignment_of_the_first_line_is_drawn(translate, drawn, tmp_path, name):
     answer = translate("\neins zwei\nvier\n", "--attention", tmp_path / name)
@@ -177,12 +182,15 @@ def test_a_checkpoint_without_its_vocabulary_is_refused(gatewise, checkpoint, tm
         ({"vocabularies": facts["vocabularies"]}, "is not a translation model"),
         (facts | {"vocabularies": {"source": {"kind": "word"}}}, "is not a translation model"),
         (facts | {"translation": facts["translation"] | {"hidden_size": 10}}, "of another model"),
+        (facts | {"translation": facts["translation"] | {"hidden_size": -1}}, "is not a translation model"),
+        (facts | {"translation": 3}, "is not a translation model"),
         (facts | {"vocabularies": {"source": {"kind": "word", "words": ["<unk>", "<eos>"]}}}, "vocabulary of 5 tokens"),
     ):
         write_tensors(tmp_path / "wrong.safetensors", tensors, MODEL, wrong)
         answer = gatewise("translate", "--checkpoint", "wrong.safetensors")
         assert answer.status == 1
-        assert message in answer.err
+        assert message in " ".join(answer.err.split())
+        assert "wrong.safetensors " in answer.err
 
 
 def test_models_that_do_not_exist_are_refused(gatewise, tmp_path):

@@ -22,6 +22,14 @@ def test_a_folder_is_not_a_text(tmp_path):
         read_text(tmp_path)
 
 
+def test_a_path_through_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(
+        CorpusError, match=r"text cannot be read: Not a directory\. Check the path and its permissions\."
+    ):
+        read_text(tmp_path / "file" / "text")
+
+
 @pytest.mark.parametrize("content", [b"", b" \n\t\n", b"\xef\xbb\xbf"])
 def test_an_empty_file_is_refused(tmp_path, content):
     path = tmp_path / "empty.txt"
@@ -38,7 +46,7 @@ def test_the_first_byte_that_is_not_utf8_is_found(tmp_path, mark, offset):
         read_text(path)
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16le", "utf-16be", "utf-32"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16le", "utf-16be", "utf-32", "utf-32le", "utf-32be"])
 def test_the_advice_names_the_encoding(tmp_path, encoding):
     path = tmp_path / "notes.txt"
     path.write_bytes("caf\u00e9 noir\n".encode(encoding))
@@ -52,6 +60,35 @@ def test_a_text_in_utf8_is_not_taken_for_another(tmp_path):
     for text in ("caf\u00e9", "\u65e5\u672c", "a zero\0 here", "", "\u20ac" * HEAD):
         assert encoding_of(text.encode()) == "utf-8"
     assert encoding_of("caf\u00e9".encode("latin1")) == "latin1"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a hole" + bytes(100) + b"in a text\n",
+        b"\0".join(b"a cat sat".split()) + bytes(9),
+        "caf\u00e9 noir\0".encode("latin1"),
+        b"\x7fELF\x02\x01\x01\0\0\0\xff\xfe" * 9,
+        bytes(HEAD + 100),
+    ],
+)
+def test_a_file_with_zeros_is_not_taken_for_utf16(tmp_path, content):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    with pytest.raises(CorpusError) as error:
+        read_text(path)
+    head = content[:HEAD]
+    count = f"{head.count(0):,} NUL characters in its first {len(head):,} bytes"
+    assert f"{path} must be text in UTF-8, got a file that holds {count}: it is damaged, not text, or" in str(
+        error.value
+    )
+    assert str(error.value).endswith(f"for example: tr -d '\\000' < {path} > notes-text.txt")
+
+
+def test_a_few_zeros_are_characters_of_a_text(tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_bytes(b"one name\0another\0the last name\0\n")
+    assert read_text(path) == "one name\0another\0the last name\0\n"
 
 
 def test_marks_and_line_ends_are_normalised(tmp_path):

@@ -69,9 +69,16 @@ def test_every_token_has_a_name():
 def test_vocabularies_that_are_none_are_refused():
     with pytest.raises(ArgumentError, match="joint, separate"):
         build_vocabularies("word", PAIRS, None, "both")
-    for document in ("", "{}", "[]", json.dumps({"source": {"kind": "word"}})):
-        with pytest.raises(CorpusError, match="gatewise wrote"):
+    for document, what in (
+        ("", "it is not JSON"),
+        ("{}", "must be a JSON object with `source` and, unless it is joint, `target`, got {}"),
+        ("[]", "must be a JSON object with `source` and, unless it is joint, `target`, got []"),
+        (json.dumps({"source": {"kind": "word"}}), "`words` must be a list"),
+        (json.dumps({"source": {"kind": "byte"}, "target": None}), "must be a JSON object, got None"),
+    ):
+        with pytest.raises(CorpusError, match="gatewise wrote") as error:
             load_vocabularies(document)
+        assert what in str(error.value)
 
 
 def tokens(*lengths, first=3):

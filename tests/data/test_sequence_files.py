@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
+import zipfile
 
 import numpy as np
 import pytest
@@ -155,6 +157,7 @@ BAD = {
     "no features": ("sequence,time,label\na,1,p\n", "has no columns beside sequence, time, label."),
     "not UTF-8": (GOOD.replace("up", "\xfc").encode("latin1"), "is not UTF-8. Convert it first"),
     "UTF-16": (GOOD.encode("utf-16"), "is not UTF-8, but UTF-16. Convert it first, for example: iconv -f utf-16 -t"),
+    "zeros": (GOOD.encode() + bytes(999), "must be text in UTF-8, got a file that holds 999 NUL characters"),
     "UTF-16 without a mark": (GOOD.encode("utf-16le"), "iconv -f utf-16le -t utf-8"),
     "a quote without end": (GOOD.replace("b,3", '"b,3'), "cannot be read as CSV"),
 }
@@ -166,7 +169,7 @@ def test_a_bad_table_is_refused_by_file_row_and_advice(read, case):
     said = refusal(lambda: read(text))
     assert "steps.csv" in said
     assert message in said
-    assert said.endswith((".", "> steps-utf8.csv"))
+    assert said.endswith((".", "> steps-utf8.csv", "> steps-text.csv"))
     assert read(GOOD).lengths.tolist() == [3, 2]  # the next call works
 
 
@@ -286,8 +289,46 @@ def test_bad_npz_is_refused(tmp_path):
     assert "sequence 1, step 2: feature 0 is nan" in refusal(lambda: read_sequences(path))
     np.savez(path, x=x, y=np.array(["a", "b"]))
     assert "`y` must hold numbers, got <U1" in refusal(lambda: read_sequences(path, numbers=True))
-    path.write_bytes(b"PK\x03\x04 cut off")
-    assert "cannot be read as .npz" in refusal(lambda: read_sequences(path))
+
+
+def test_a_damaged_npz_is_refused(tmp_path):
+    path = tmp_path / "steps.npz"
+    np.savez(path, x=np.ones((2, 3, 2)), y=np.array([0, 1]))
+    good = path.read_bytes()
+    np.save(tmp_path / "steps.npy", np.ones(3))
+    with zipfile.ZipFile(io.BytesIO(good)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    for content in (
+        b"PK\x03\x04 cut off",
+        (tmp_path / "steps.npy").read_bytes(),
+        _encrypted(good),
+        _zipped(members | {"x.npy": members["x.npy"].replace(b"}", b" ")}),
+    ):
+        path.write_bytes(content)
+        said = refusal(lambda: read_sequences(path))
+        assert "steps.npz cannot be read as .npz: " in said
+        assert said.endswith("Take another copy.")
+    path.write_bytes(_zipped(members | {"y.npy": b"no array"}))
+    assert "steps.npz: `y` must be an array, got another file." in refusal(lambda: read_sequences(path))
+
+
+def _zipped(members):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def _encrypted(content):
+    """Set the flag of encryption in every header of a zip archive."""
+    content = bytearray(content)
+    for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = content.find(signature)
+        while at >= 0:
+            content[at + place] |= 1
+            at = content.find(signature, at + 1)
+    return bytes(content)
 
 
 def test_missing_files_folders_and_other_formats_are_refused(tmp_path):

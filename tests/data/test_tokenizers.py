@@ -121,11 +121,42 @@ def test_a_vocabulary_that_is_too_small_is_refused(kind, size):
 
 
 @pytest.mark.parametrize(
-    "document", ["", "[]", "{}", '{"kind": "word"}', '{"kind": "syllable"}', '{"kind": "word", "words": 3}']
+    ("document", "what"),
+    [
+        ("", "it is not JSON (Expecting value"),
+        ("[" * 100_000, "it is not JSON ("),
+        ("[]", "`the document` must be a JSON object, got []."),
+        ("{}", "`kind` must be one of word, character, byte, bpe, got None."),
+        ('{"kind": ["word"]}', "`kind` must be one of word, character, byte, bpe, got ['word']."),
+        ('{"kind": "word"}', "`words` must be a list of different strings, got None."),
+        ('{"kind": "word", "words": [1, 2]}', "`words` must be a list of different strings, got [1, 2]."),
+        ('{"kind": "word", "words": ["<unk>", "<eos>", "<eos>"]}', "`words` must be a list of different strings"),
+        ('{"kind": "word", "words": ["a"]}', "the vocabulary of a word tokenizer must hold <unk>."),
+        ('{"kind": "word", "words": ["<unk>", "<eos>", "\\ud800"]}', "`words` must be a list of different strings"),
+        ('{"kind": "character", "characters": 3}', "`characters` must be a string of different characters, got 3."),
+        ('{"kind": "bpe", "model": 3}', "`model` must be the JSON document of a byte-level byte-pair encoding"),
+    ],
 )
-def test_a_foreign_document_is_refused(document):
-    with pytest.raises(CorpusError, match="not a tokenizer that gatewise wrote"):
+def test_a_foreign_document_is_refused(document, what):
+    with pytest.raises(CorpusError) as error:
         load_tokenizer(document)
+    assert str(error.value).startswith(f"this is not a tokenizer that gatewise wrote: {what}")
+
+
+def test_a_byte_pair_encoding_of_others_is_refused():
+    document = json.loads(built("bpe", size=260).to_json())
+    vocabulary = document["model"]["model"]["vocab"]
+    last = max(vocabulary, key=vocabulary.get)
+    for changed, what in (
+        (vocabulary | {last: 999}, "one whose tokens are not numbered from 0"),
+        (
+            {**{token: n for token, n in vocabulary.items() if token != last}, "\u4eac": 259},
+            "'\u4eac' stands for no byte",
+        ),
+    ):
+        document["model"]["model"] |= {"vocab": changed, "merges": []}
+        with pytest.raises(CorpusError, match=what):
+            load_tokenizer(json.dumps(document))
 
 
 def test_the_words_are_plain_json():

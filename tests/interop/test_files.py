@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import zipfile
 from pathlib import Path
 
@@ -201,6 +202,26 @@ def test_truncated_and_foreign_files_are_errors_and_nothing_is_written(tmp_path,
     assert sorted(path.name for path in tmp_path.iterdir() if "unfinished" in path.name) == []
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".keras"])
+def test_an_archive_that_is_encrypted_or_compressed_unusually_is_refused(tmp_path, sources, suffix):
+    path = tmp_path / f"bad{suffix}"
+    for local, central, value in ((6, 8, 1), (8, 10, 99)):  # the flag of encryption; the number of the compression
+        content = bytearray(sources[suffix].read_bytes())
+        for signature, place in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):
+            for found in re.finditer(re.escape(signature), bytes(content)):
+                content[found.start() + place] |= value
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"bad\..* is truncated or not a .*Take another copy\."):
+            read_file(path)
+
+
+def test_a_single_array_is_no_npz(tmp_path):
+    np.save(tmp_path / "one.npy", np.ones(3))
+    (tmp_path / "one.npy").rename(tmp_path / "one.npz")
+    with pytest.raises(CheckpointError, match=r"one\.npz is truncated or not a file of numpy\.savez"):
+        read_file(tmp_path / "one.npz")
+
+
 def _zip(content):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -212,6 +233,19 @@ def test_objects_in_an_npz_are_not_unpickled(tmp_path):
     np.savez(tmp_path / "bad.npz", kernel=np.array([print], object))
     with pytest.raises(CheckpointError, match=r"not a file of numpy\.savez"):
         read_file(tmp_path / "bad.npz")
+
+
+def test_a_file_whose_layer_is_incomplete_is_named(tmp_path):
+    source = tmp_path / "part.safetensors"
+    weights = torch.nn.LSTM(3, 2).state_dict()
+    for change, error in (
+        ({"weight_hh_l0": None}, CheckpointError),
+        ({"weight_hh_l0": torch.zeros(8, 3)}, ShapeError),
+    ):
+        tensors = {name: tensor for name, tensor in (weights | change).items() if tensor is not None}
+        safetensors.save_file(tensors, source)
+        with pytest.raises(error, match=f"^{re.escape(str(source))}: "):
+            convert_file(source, tmp_path / "out.npz", "torch", "keras")
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.bin"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 from gatewise.cells import LayerNormGRU, LayerNormLSTM
 from gatewise.functional.operators import _unaliased
@@ -37,6 +38,17 @@ def fresh_compiler():
     torch.compiler.reset()
     yield
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "captured", "graphs"), [("eager", False, 1), ("aten", True, 1), ("aten", False, None)]
+)
+def test_without_fullgraph_only_sizes_that_the_call_tells_break_the_graph(kernel, captured, graphs):
+    layer, counted = LSTM(5, 4, kernel=kernel), CompileCounter()
+    call = torch.compile(lambda x: layer(2 * x)[0] + 1, backend=counted)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=captured):
+        call(torch.randn(3, 2, 5))
+    assert counted.frame_count == graphs or (graphs is None and counted.frame_count > 1)
 
 
 @pytest.mark.parametrize(

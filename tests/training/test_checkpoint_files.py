@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 from gatewise.contract.errors import ArgumentError, CheckpointError
 from gatewise.files import TEMPORARY
 from gatewise.training import RunFolder, TrainingOptions, read_tensors, write_tensors
-from gatewise.training.loop import CHECKPOINT, MODEL
+from gatewise.training.loop import CHECKPOINT, MODEL, progress_at
 from gatewise.training.run_folder import bytes_of_run
 from gatewise.training.snapshot import load_weights, weights_of
 
@@ -123,10 +124,86 @@ def test_the_weights_of_another_model_are_refused():
 
 def test_a_run_is_not_resumed_with_another_model_or_text(tmp_path):
     train(tmp_path, epochs=1)
-    with pytest.raises(CheckpointError, match=r"another model: .* is \[6.*\] there, \[5.*\] here"):
+    file = re.escape(str(tmp_path / "checkpoint.safetensors"))
+    with pytest.raises(CheckpointError, match=rf"^{file} is of another model: .* is \[6.*\] there, \[5.*\] here"):
         train(tmp_path, echo_model(size=5), epochs=1)
-    with pytest.raises(CheckpointError, match="made with another data: echoes there, other here"):
+    with pytest.raises(CheckpointError, match=f"^{file} was made with another data: echoes there, other here"):
         train(tmp_path, epochs=1, identity={"data": "other"})
+
+
+EVALUATION = {
+    "epoch": 1.0,
+    "step": 3,
+    "train_loss": 1.0,
+    "valid_loss": 1.0,
+    "learning_rate": 0.1,
+    "tokens_per_second": 1.0,
+    "seconds": 1.0,
+    "best": True,
+    "scores": {},
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"identity": []},
+        {"seconds": None},
+        {"batch": 0.5},
+        {"schedule": []},
+        {"schedule": {"best": "x", "failures": 0, "reductions": 0}},
+        {"optimizer_scalars": None},
+        {"optimizer_scalars": {"x": {}}},
+        {"history": [3]},
+        {"history": [{**EVALUATION, "valid_loss": "x"}]},
+        {"history": [{**EVALUATION, "scores": {"bleu": []}}]},
+        {"optimizer_scalars": {"0": {"another": 1}}},
+        {"epoch": "x"},
+        {"history": None},
+        {"carried": {"leaf": "x"}},
+    ],
+)
+def test_a_checkpoint_whose_facts_are_damaged_is_named(tmp_path, change):
+    train(tmp_path, epochs=1)
+    file = tmp_path / "checkpoint.safetensors"
+    tensors, facts = read_tensors(file, CHECKPOINT)
+    write_tensors(file, tensors, CHECKPOINT, facts | change)
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(str(file))} is (damaged: |incomplete or of another)"):
+        train(tmp_path, epochs=2)
+
+
+@pytest.mark.parametrize("change", [lambda moment: moment[:1], lambda moment: moment.to(torch.int32)])
+def test_moments_of_another_shape_or_type_are_refused(tmp_path, change):
+    train(tmp_path, epochs=1)
+    file = tmp_path / "checkpoint.safetensors"
+    tensors, facts = read_tensors(file, CHECKPOINT)
+    name = next(name for name in tensors if name.startswith("optimizer.") and tensors[name].dim())
+    write_tensors(file, tensors | {name: change(tensors[name])}, CHECKPOINT, facts)
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(str(file))} is damaged: {re.escape(name)} is torch\."):
+        train(tmp_path, epochs=2)
+
+
+def test_the_progress_of_a_run_is_read_from_its_checkpoint(tmp_path):
+    train(tmp_path, epochs=1)
+    file = tmp_path / "checkpoint.safetensors"
+    tensors, facts = read_tensors(file, CHECKPOINT)
+    for epoch, batch, begun in ((1, 0, 1), (1, 3, 2)):
+        write_tensors(file, tensors, CHECKPOINT, facts | {"epoch": epoch, "batch": batch})
+        assert progress_at(file) == (facts["step"], begun)
+    for name in ("step", "epoch"):
+        write_tensors(file, tensors, CHECKPOINT, facts | {name: "x"})
+        with pytest.raises(CheckpointError, match=rf"^{re.escape(str(file))} is damaged: it does not say how far"):
+            progress_at(file)
+
+
+def test_a_dtype_that_pytorch_lacks_is_named(tmp_path):
+    path = tmp_path / "file"
+    write_tensors(path, {"a": torch.zeros(4, dtype=torch.uint8)}, "thing", {})
+    content = path.read_bytes().replace(b'"dtype":"U8"', b'"dtype":"F8_E8M0"')
+    length = int.from_bytes(content[:8], "little") + 5
+    path.write_bytes(length.to_bytes(8, "little") + content[8:])
+    with pytest.raises(CheckpointError, match=r"file holds tensors of the dtype 'F8_E8M0', which cannot be read\."):
+        read_tensors(path, "thing")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

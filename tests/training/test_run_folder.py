@@ -11,6 +11,7 @@ import signal
 import pytest
 
 from gatewise.contract.errors import ArgumentError, CheckpointError
+from gatewise.data import load_tokenizer
 from gatewise.training import RunFolder, run_lock
 
 FLOCK = pytest.mark.skipif(run_lock.fcntl is None, reason="needs flock")
@@ -67,6 +68,8 @@ def test_a_run_may_replace_what_it_claimed(tmp_path):
         '{"files": ["../model.safetensors"]}',
         '{"files": ["/etc/passwd"]}',
         '{"files": ["a", 2]}',
+        '{"files": ["a\\u0000"]}',
+        '{"files": ["\\ud800"]}',
         '{"name": "a file of somebody else"}',
     ],
 )
@@ -259,14 +262,14 @@ def test_a_folder_with_any_file_of_a_run_holds_a_run_which_may_lack_what_resumin
     assert folder.manifest.path.exists()
 
 
-@pytest.mark.parametrize("damage", [bytes(range(128, 256)), b'{"kind": "wo', b""])
+@pytest.mark.parametrize("damage", [bytes(range(128, 256)), b'{"kind": "wo', b"", b"[]", b"{}"])
 def test_a_damaged_tokenizer_is_named(tmp_path, damage):
     folder = RunFolder(tmp_path)
     folder.tokenizer.write_text('{"kind": "byte"}')
-    assert folder.saved_tokenizer() == '{"kind": "byte"}'
+    assert folder.saved_tokenizer(load_tokenizer) == '{"kind": "byte"}'
     folder.tokenizer.write_bytes(damage)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is damaged: .* Use another copy, or start a new run\."):
-        folder.saved_tokenizer()
+        folder.saved_tokenizer(load_tokenizer)
     folder.tokenizer.unlink()
     with pytest.raises(CheckpointError, match=r"has a checkpoint, but no tokenizer\.json, which held its vocabulary\."):
-        folder.saved_tokenizer()
+        folder.saved_tokenizer(load_tokenizer)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from gatewise.contract.errors import ArgumentError, CheckpointError, MissingExtra, sentence
+from gatewise.contract.errors import DAMAGED_ARCHIVE, ArgumentError, CheckpointError, MissingExtra, sentence
 from gatewise.files import replacing, write_bytes
 from gatewise.interop.convert import as_tensor
 from gatewise.interop.description import Content
@@ -24,7 +22,7 @@ def read_npz(path: Path) -> Content:
     try:
         with np.load(path, allow_pickle=False) as content:
             members = {name: content[name] for name in content.files}
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, AttributeError) as error:
+    except DAMAGED_ARCHIVE as error:
         raise CheckpointError(
             f"{path} is truncated or not a file of numpy.savez ({error}). Take another copy."
         ) from error
@@ -63,6 +61,10 @@ def read_safetensors(path: Path) -> Content:
     library = _safetensors()
     try:
         tensors = library.torch.load(path.read_bytes())
+    except KeyError as error:  # of the table of dtypes that PyTorch has
+        raise CheckpointError(
+            f"{path} holds tensors of the dtype {error}, which cannot be read. Convert that tensor first."
+        ) from error
     except library.SafetensorError as error:
         raise CheckpointError(f"{path} is truncated or not a safetensors file ({error}). Take another copy.") from error
     return Content({name: tensors[name] for name in sorted(tensors, key=natural)})

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
+from gatewise.contract.errors import ArgumentError, CheckpointError, ShapeError, sentence
 from gatewise.files import refuse_overwriting
 from gatewise.interop.convert import arranged
 from gatewise.interop.description import Content
@@ -103,6 +103,7 @@ def convert_file(
         CheckpointError: The source cannot be read, is truncated or of another kind; or the target cannot be written.
         ArgumentError: There is no such layout; the layouts are of different cells; no layer of the source is in its
             layout; or the target cannot hold the layout or the layers, or is the source.
+        ShapeError: The shapes of a layer's tensors do not fit each other.
         MissingExtra: h5py, safetensors or TensorFlow is required and not installed.
     """
     source, target = Path(source), Path(target)
@@ -114,7 +115,10 @@ def convert_file(
         for read in _read(source):
             refuse_overwriting({"the target": written}, {"the source": read})
     content = read_content(source)
-    found = find_stacks(content.tensors, source_layout, layers, content.are_apart)
+    try:
+        found = find_stacks(content.tensors, source_layout, layers, content.are_apart)
+    except (CheckpointError, ShapeError) as error:
+        raise type(error)(f"{source}: {error}") from error
     stacks = arranged(found.stacks, content, source_layout, layers=layers, pair=pair, stack=stack, ordered=kind.ordered)
     kind.write(target, stacks, target_layout)
     return Conversion(stacks, found.left)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gatewise.contract.errors import CheckpointError
+from gatewise.contract.errors import DAMAGED_ARCHIVE, CheckpointError
 from gatewise.files import replacing
 from gatewise.interop.description import Content
 from gatewise.interop.files.hdf5 import KerasLayer, keras_layers, read_hdf5, write_weights_h5
@@ -27,7 +26,7 @@ def read_keras(path: Path) -> Content:
         with zipfile.ZipFile(path) as archive:
             content = archive.read(_WEIGHTS)
             model = json.loads(archive.read(_CONFIG))
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError) as error:
+    except DAMAGED_ARCHIVE as error:
         message = f"{path} is truncated or not a model of Keras 3 ({error}). Take another copy."
         raise CheckpointError(message) from error
     return read_hdf5(path, io.BytesIO(content), model)

@@ -106,8 +106,14 @@ class State:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
         try:
             tensors = library.torch.load(content)
+        except KeyError as error:  # of the table of dtypes that PyTorch has
+            raise CheckpointError(
+                f"{path} holds tensors of the dtype {error}, which cannot be read. Take another copy."
+            ) from error
         except library.SafetensorError as error:
-            raise CheckpointError(f"{path} is truncated or not a safetensors file ({error}).") from error
+            raise CheckpointError(
+                f"{path} is truncated or not a safetensors file ({error}). Take another copy."
+            ) from error
         device = torch.device(device)
         metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__") or {}
         try:

@@ -104,7 +104,8 @@ def _summary(tally: Tally, seconds: float, processes: int) -> list[str]:
     return [
         *lines,
         f"{tally.tried} settings, {len(tally.wrong)} wrong, {tally.refused} refused by the kernel they name, "
-        f"{tally.unjudged} tensors in which PyTorch's own error is infinite ({kinds})",
+        f"{tally.unjudged} tensors in which PyTorch's own error is infinite, {tally.selected_otherwise} settings right "
+        f"only for the other choice of selections ({kinds})",
         f"{tally.tried / seconds:.2f} settings a second in {seconds:.0f} s; time of the processes: {shares}, "
         f"others (their start and end) {others:.0%}; by kind: {costly}",
         f"{len(tally.slow)} settings took over 20 s, {len(tally.unfinished)} groups were not finished",
@@ -141,6 +142,7 @@ def _append(
         "wrong": len(tally.wrong),
         "refused": tally.refused,
         "unjudged": tally.unjudged,
+        "selected_otherwise": tally.selected_otherwise,
         "kinds": dict(sorted(tally.kinds.items())),
         "reference": given.reference,
         "seconds_of_parts": {part: round(tally.seconds[part], 1) for part in PARTS},

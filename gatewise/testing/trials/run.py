@@ -51,6 +51,8 @@ class Outcome(NamedTuple):
         refused: Whether the named kernel refused the setting.
         unjudged: The number of tensors that could not be checked, because PyTorch's own error is infinite.
         seconds: The seconds that the setting took, for each of `times.PARTS`.
+        selected_otherwise: Whether results are right only for the other choice of selections between nearly equal
+            numbers; see `Budget.select_otherwise`.
     """
 
     setting: Setting
@@ -58,6 +60,7 @@ class Outcome(NamedTuple):
     refused: bool = False
     unjudged: int = 0
     seconds: Mapping[str, float] = {}
+    selected_otherwise: bool = False
 
     @property
     def kind(self) -> str:
@@ -83,6 +86,11 @@ class _Trial:
     def unjudged(self) -> int:
         """The number of tensors of the last call that could not be checked."""
         return self._judge.unjudged
+
+    @property
+    def selected_otherwise(self) -> bool:
+        """Whether results are right only for the other choice of selections."""
+        return self._judge.selected_otherwise
 
     def step(self) -> list[str]:
         """Run one call, or one pass of it; return descriptions of errors."""
@@ -167,8 +175,9 @@ def outcomes_of(
             if number not in found and own.left:
                 tried(number, own.step)
     for number in running.keys() - found.keys():
-        found[number] = Outcome(settings[number], unjudged=running[number].unjudged)
-    return [found[number]._replace(seconds=dict(own.seconds)) for number, own in enumerate(times)]
+        own = running[number]
+        found[number] = Outcome(settings[number], unjudged=own.unjudged, selected_otherwise=own.selected_otherwise)
+    return [found[number]._replace(seconds=dict(spent.seconds)) for number, spent in enumerate(times)]
 
 
 def _said(error: BaseException) -> str:

@@ -40,6 +40,8 @@ class Tally:
         tried: The number of settings that were tested.
         refused: The number of settings whose named kernel refused them.
         unjudged: The number of tensors that could not be checked, because PyTorch's own error is infinite.
+        selected_otherwise: The number of settings whose results are right only for the other choice of selections
+            between nearly equal numbers; see `Budget.select_otherwise`.
         kinds: The number of settings with each mode and kernel, and of those that are `large_tf32`.
         wrong: For each failure, a small program that reproduces it, and a description of the original setting and
             error.
@@ -53,6 +55,7 @@ class Tally:
     tried: int = 0
     refused: int = 0
     unjudged: int = 0
+    selected_otherwise: int = 0
     kinds: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     wrong: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
@@ -78,6 +81,7 @@ class Tally:
             return
         self.tried += 1
         self.unjudged += outcome.unjudged
+        self.selected_otherwise += outcome.selected_otherwise and not outcome.lines
         kinds = [f"mode {setting.mode}", f"kernel {setting.kernel}"]
         self.kinds.update([*kinds, "large TF32"] if setting.large_tf32 else kinds)
         for kind in (*kinds, f"cell {setting.cell}"):

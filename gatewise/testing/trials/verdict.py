@@ -41,6 +41,10 @@ class Judge:
         asked: The tensors of the reference.
         reference: The device of the reference: "cpu", "gpu" (the setting's device), or "auto", which is the CPU where
             a step is so small that a GPU would only wait for launches.
+
+    Attributes:
+        selected_otherwise: Whether the results of a call exceeded the budget until it included the other choice of
+            selections, and no longer then.
     """
 
     def __init__(self, setting: Setting, asked: Asked, reference: str = "auto") -> None:
@@ -52,6 +56,7 @@ class Judge:
         self._largest: dict[str, float] = {}
         self._allowed: dict[str, float] = {}
         self._budget: Budget | None = None
+        self.selected_otherwise = False
 
     def complaints(self, found: Found) -> list[str]:
         """Return descriptions of the errors in a call's results, one line each."""
@@ -67,8 +72,9 @@ class Judge:
             if not self._widened(near=near):
                 break
             wrong = self._beyond(errors, there)
-        if any(math.isfinite(errors[name]) for name in wrong) and self._selected_otherwise():
+        if any(math.isfinite(errors[name]) for name in wrong) and self._include_other_selections():
             wrong = self._beyond(errors, there)
+            self.selected_otherwise |= not wrong
         lines = [f"{name}: {_said(errors[name], there[name], allowed)}" for name, allowed in wrong.items()]
         lines += [f"{name}: missing" for name in missing]
         for name, value in there.items():
@@ -119,7 +125,7 @@ class Judge:
         self._allow()
         return True
 
-    def _selected_otherwise(self) -> bool:
+    def _include_other_selections(self) -> bool:
         """Let the budget include the other choice of selections between equal operands; return whether it changed."""
         assert self._budget is not None
         changed = self._budget.select_otherwise()

@@ -1,6 +1,7 @@
 """Trials find wrong results and reduce them to small ones; the library's own kernels are correct."""
 
 import dataclasses
+import functools
 import json
 import math
 import multiprocessing
@@ -375,6 +376,27 @@ def test_tensors_that_cannot_be_judged_are_counted(budgets_of):
     assert outcome.unjudged == len(["y", "h_n", "c_n", "dx", "dh0", "dc0"]) + 4
 
 
+def test_settings_that_are_right_only_for_the_other_selection_are_counted(monkeypatch, budgets_of):
+    factor = [0.0]
+    budgets_of(lambda perturbations: factor[0])
+    setting = Setting(time=3, batch=2, hidden_size=8, kernel="eager", above="y h c")
+
+    def select_otherwise(self, wide):
+        factor[0] = wide
+        return True
+
+    tally = Tally()
+    for before, wide, wrong in ((1.0, 1.0, 0), (0.0, 1.0, 0), (0.0, 0.5, 0), (0.0, 0.0, 1)):
+        factor[0] = before
+        choose = functools.partialmethod(select_otherwise, wide)
+        monkeypatch.setattr(verdict.Budget, "select_otherwise", choose)
+        (outcome,) = outcomes_of([setting])
+        tally.count(outcome, "")
+        assert bool(outcome.lines) == bool(wrong)
+        assert outcome.selected_otherwise == (before < wide)
+    assert (tally.tried, len(tally.wrong), tally.selected_otherwise) == (4, 1, 2)
+
+
 def test_gradients_beyond_the_dtype_of_a_parameter_cannot_be_judged():
     setting = Setting(time=9, batch=3, hidden_size=6, dtype="float16", autocast="bfloat16", kernel="eager", calls=1)
     tensors, asked = make(setting)
@@ -403,7 +425,7 @@ def test_the_command_counts_and_records(tmp_path, capsys):
     count, sentence = capsys.readouterr().out.split(" ", 1)
     assert int(count) >= 3  # settings that were begun together are all tried
     assert sentence.startswith("settings, 0 wrong")
-    assert record.read_text().count('"wrong": 0') == 1
+    assert json.loads(record.read_text()).items() >= {"wrong": 0, "selected_otherwise": 0}.items()
 
 
 def test_the_command_says_what_the_time_was_spent_on(tmp_path, capsys):
