@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from gatewise.cells import LayerNormGRU, LayerNormLSTM
 from gatewise.functional.operators import _unaliased
@@ -155,6 +156,18 @@ def test_other_sizes_run_after_compiling():
     for time, batch in ((3, 2), (7, 2), (4, 5)):
         x = torch.randn(time, batch, 5)
         torch.testing.assert_close(outputs_and_gradients(compiled, model, x), outputs_and_gradients(model, model, x))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_training_with_other_sizes_takes_two_graphs(fullgraph):
+    model = Network(num_layers=2)
+    model(torch.randn(3, 2, 5))
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=graphs, fullgraph=fullgraph)
+    for time in (3, 5, 7, 9):  # the first graph is for this number of steps, the second one for any
+        x = torch.randn(time, 2, 5)
+        torch.testing.assert_close(outputs_and_gradients(compiled, model, x), outputs_and_gradients(model, model, x))
+    assert graphs.frame_count == 2
 
 
 class OfUnits(nn.Module):
