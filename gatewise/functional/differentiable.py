@@ -139,6 +139,9 @@ def recurrent(
         y, h_n and c_n, the final states shaped as the initial ones; c_n means nothing for a cell without other states.
     """
     compiling = torch.compiler.is_compiling()
+    if compiling and _is_transformed():
+        # The operator has no rules for transforms of `torch.func`: the call is made outside of the graph.
+        torch._dynamo.graph_break()
     if not x.is_meta and (compiling or torch._C._is_any_autocast_enabled()):
         x, state, flat = _as_autocast(x, state, flat)
     order = None
@@ -219,6 +222,15 @@ def recurrent_with_steps(
     if order is None:
         return result.y, result.h_n, result.c_n, steps
     return order.reordered(result.y), result.h_n, result.c_n, tuple(layer.map(order.reordered) for layer in steps)
+
+
+def _is_transformed() -> bool:
+    return torch._C._are_functorch_transforms_active()
+
+
+# What `torch.compiler.assume_constant_result` does, without importing the compiler with the package: the transforms are
+# those that are active while the graph is built, which its guards compare.
+_is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _pair(state: tuple[Tensor, ...] | None) -> tuple[Tensor, Tensor] | None:

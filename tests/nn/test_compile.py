@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from gatewise.cells import LayerNormGRU, LayerNormLSTM
 from gatewise.functional.operators import _unaliased
-from gatewise.nn import LSTM, Recurrent
+from gatewise.nn import GRU, LSTM, Recurrent
 from tests.pairwise import each_value, pairwise
 
 
@@ -168,6 +168,23 @@ def test_training_with_other_sizes_takes_two_graphs(fullgraph):
         x = torch.randn(time, 2, 5)
         torch.testing.assert_close(outputs_and_gradients(compiled, model, x), outputs_and_gradients(model, model, x))
     assert graphs.frame_count == 2
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda call: torch.func.grad(lambda x: call(x).sum()),
+        lambda call: torch.func.vmap(call, in_dims=1),
+        lambda call: torch.func.jacrev(call),
+        lambda call: lambda x: torch.func.jvp(call, (x,), (x,)),
+    ],
+    ids=["grad", "vmap", "jacrev", "jvp"],
+)
+@pytest.mark.parametrize("kind", [LSTM, GRU])
+def test_transforms_of_torch_func_in_a_compiled_function(kind, transformed):
+    layer, x = kind(5, 4), torch.randn(3, 2, 5)
+    function = transformed(lambda x: layer(x)[0])
+    torch.testing.assert_close(torch.compile(function, backend="aot_eager")(x), function(x))
 
 
 class OfUnits(nn.Module):
