@@ -156,11 +156,16 @@ def recurrent(
         options = bidirectional, dropout, cell_of_mode(cell), resets
         found = recorded(x, _pair(state), flat, lengths, batch_sizes, *options)
     if found is None:
+        options = lengths, batch_sizes, bidirectional, dropout, kernel, memory
         if compiling or x.is_meta:
-            options = lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell_of_mode(cell)
-            found = traced(x, _pair(state), flat, *options, resets)
+            found = traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
         else:
-            found = execute(x, state, flat, lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell, resets)
+            try:
+                found = execute(x, state, flat, *options, cell, resets)
+            except TypeError:  # symbols, as `make_fx` has for sizes, are no key of a plan
+                if not any(isinstance(size, torch.SymInt) for size in x.shape):
+                    raise
+                found = traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
     return found if order is None else (order.reordered(found[0]), *found[1:])
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from gatewise.cells import LayerNormGRU, LayerNormLSTM
 from gatewise.functional.operators import _unaliased
@@ -185,6 +186,21 @@ def test_transforms_of_torch_func_in_a_compiled_function(kind, transformed):
     layer, x = kind(5, 4), torch.randn(3, 2, 5)
     function = transformed(lambda x: layer(x)[0])
     torch.testing.assert_close(torch.compile(function, backend="aot_eager")(x), function(x))
+
+
+@pytest.mark.parametrize("kind", [LSTM, GRU])
+def test_make_fx_with_symbolic_sizes_records_a_graph_for_any_size(kind):
+    layer = kind(5, 4, num_layers=2)
+
+    def gradient(x, weights):
+        y, _ = torch.func.functional_call(layer, weights, (x,))
+        return y, *torch.autograd.grad(y.square().sum(), (x, *weights.values()))
+
+    weights = {name: weight.detach().requires_grad_() for name, weight in layer.named_parameters()}
+    graph = make_fx(gradient, tracing_mode="symbolic")(torch.randn(3, 2, 5, requires_grad=True), weights)
+    for time, batch in ((3, 2), (4, 3)):
+        x = torch.randn(time, batch, 5, requires_grad=True)
+        torch.testing.assert_close(graph(x, weights), gradient(x, weights))
 
 
 class OfUnits(nn.Module):
