@@ -106,8 +106,12 @@ def test_dtypes_must_agree_outside_of_autocast():
     with pytest.raises((ValueError, RuntimeError)) as theirs:
         nn.LSTM(3, 4)(x)
     assert isinstance(raised.value, theirs.type)
-    with pytest.raises(DtypeError, match="like x"):
-        LSTM(3, 4)(x.float(), (torch.zeros(1, 2, 4).double(), torch.zeros(1, 2, 4).double()))
+    states = torch.zeros(2, 1, 2, 4, dtype=torch.float64)
+    with pytest.raises(DtypeError, match="like x") as raised:
+        LSTM(3, 4)(x.float(), tuple(states))
+    with pytest.raises(RuntimeError) as theirs:
+        nn.LSTM(3, 4)(x.float(), tuple(states))
+    assert isinstance(raised.value, theirs.type)
     with pytest.raises(DtypeError):
         LSTM(3, 4)(torch.ones(5, 2, 3, dtype=torch.int64))
 
@@ -179,8 +183,11 @@ def test_cell_refuses_shapes_that_torch_refuses(shape, state, message):
 
 
 def test_cell_refuses_another_dtype():
-    with pytest.raises(DtypeError, match=r"`input` must be torch\.float32 like the parameters, got torch\.float64"):
+    with pytest.raises(DtypeError, match=r"`input` must be torch\.float32 like the parameters, got torch\.float64") as ours:
         LSTMCell(3, 4)(torch.randn(2, 3, dtype=torch.float64))
+    with pytest.raises(RuntimeError) as theirs:
+        nn.LSTMCell(3, 4)(torch.randn(2, 3, dtype=torch.float64))
+    assert isinstance(ours.value, theirs.type)
 
 
 LAYERS = [LSTM, LSTMCell]
