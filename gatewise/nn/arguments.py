@@ -175,8 +175,13 @@ def warn_of_idle_dropout(dropout: float, num_layers: int, stacklevel: int = 3) -
         stacklevel: The number of calls from the warning up to the line that it names, as in `warnings.warn`.
     """
     if dropout > 0 and num_layers == 1:
-        advice = "It acts between layers, so this layer drops nothing; add a layer or a torch.nn.Dropout after it."
-        warnings.warn(sentence("dropout", "0 when num_layers is 1", dropout, advice), stacklevel=stacklevel)
+        # The words of PyTorch, because programs ignore the warning by its beginning.
+        warnings.warn(
+            "dropout option adds dropout after all but last recurrent layer, so non-zero dropout expects num_layers "
+            f"greater than 1, but got dropout={dropout} and num_layers={num_layers}. Add a layer, or a "
+            "torch.nn.Dropout after this one.",
+            stacklevel=stacklevel,
+        )
 
 
 def refuse_input(input: object, name: str = "input") -> NoReturn:
