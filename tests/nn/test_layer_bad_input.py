@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import gatewise
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, KernelRefused, ShapeError
-from gatewise.nn import LSTM, Attention, LSTMCell
+from gatewise.nn import LSTM, Attention, GRUCell, LSTMCell, RNNCell
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,20 @@ def test_what_is_no_tensor_and_no_pair_is_said_to_be_none(layer, input, hx, mess
     assert str(raised.value) == message
 
 
-@pytest.mark.parametrize("name", ["input_size", "hidden_size"])
-@pytest.mark.parametrize("value", [0, -1, 2.0])
-def test_cell_needs_positive_sizes(name, value):
-    with pytest.raises(ArgumentError, match=f"`{name}` must be a positive integer, got {value}"):
+@pytest.mark.parametrize(
+    ("name", "value", "expectation"),
+    [
+        *[("hidden_size", value, "a positive integer") for value in (0, -1, 2.0)],
+        *[("input_size", value, "an integer from 0 on") for value in (-1, 2.0)],
+    ],
+)
+def test_cell_needs_sizes(name, value, expectation):
+    with pytest.raises(ArgumentError, match=f"`{name}` must be {expectation}, got {value}"):
         LSTMCell(**({"input_size": 3, "hidden_size": 4} | {name: value}))
+
+
+@pytest.mark.parametrize("kind", [LSTMCell, GRUCell, RNNCell], ids=lambda kind: kind.__name__)
+def test_a_cell_may_have_no_input_features(kind):
+    theirs, ours = getattr(nn, kind.__name__)(0, 4), kind(0, 4)
+    ours.load_state_dict(theirs.state_dict())
+    torch.testing.assert_close(ours(torch.ones(2, 0)), theirs(torch.ones(2, 0)))
