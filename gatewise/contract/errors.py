@@ -20,8 +20,8 @@
     └── CheckpointError       (ValueError)                a file is no checkpoint of this model, or cannot be written
 
 Some errors have several built-in base classes because `torch.nn.LSTM` raises one or the other for some of the same
-mistakes, so that programs that catch it keep working. A cell with a wrong statement raises `gatewise.cells.StatementError`, a
-TypeError.
+mistakes, so that programs that catch it keep working. A cell with a wrong statement raises
+`gatewise.cells.StatementError`, a TypeError.
 """
 
 from __future__ import annotations

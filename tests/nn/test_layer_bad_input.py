@@ -65,9 +65,9 @@ def test_constructor_takes_what_torch_takes_for_numbers_and_flags():
 
 
 def test_dropout_without_a_gap_warns_as_torch_does():
-    with pytest.warns(UserWarning) as theirs:
+    with pytest.warns(UserWarning, match="dropout") as theirs:
         nn.LSTM(3, 4, dropout=0.5)
-    with pytest.warns(UserWarning) as ours:  # programs ignore the warning by its words
+    with pytest.warns(UserWarning, match="dropout") as ours:  # programs ignore the warning by its words
         LSTM(3, 4, dropout=0.5)
     assert str(ours[0].message).startswith(str(theirs[0].message))
 
@@ -186,7 +186,9 @@ def test_cell_refuses_shapes_that_torch_refuses(shape, state, message):
 
 
 def test_cell_refuses_another_dtype():
-    with pytest.raises(DtypeError, match=r"`input` must be torch\.float32 like the parameters, got torch\.float64") as ours:
+    with pytest.raises(
+        DtypeError, match=r"`input` must be torch\.float32 like the parameters, got torch\.float64"
+    ) as ours:
         LSTMCell(3, 4)(torch.randn(2, 3, dtype=torch.float64))
     with pytest.raises(RuntimeError) as theirs:
         nn.LSTMCell(3, 4)(torch.randn(2, 3, dtype=torch.float64))
