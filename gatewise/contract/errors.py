@@ -2,7 +2,7 @@
 
     GatewiseError
     ├── ShapeError            (ValueError, RuntimeError)  a rank, size or length does not fit
-    ├── DtypeError            (TypeError, ValueError)     a dtype does not fit
+    ├── DtypeError            (these two and TypeError)   a dtype does not fit
     ├── DeviceError           (ValueError, RuntimeError)  tensors are on incompatible devices
     ├── ArgumentError         (ValueError, TypeError)     any other argument has a wrong type or is out of range
     ├── KernelRefused         (ValueError)                the named kernel cannot run this problem
@@ -19,9 +19,9 @@
     ├── DataError             (ValueError)                sequences cannot be used for training
     └── CheckpointError       (ValueError)                a file is no checkpoint of this model, or cannot be written
 
-Some errors have two built-in base classes because `torch.nn.LSTM` raises the second one for some of the same mistakes,
-so that programs that catch it keep working. A cell with a wrong statement raises `gatewise.cells.StatementError`, a
-TypeError.
+Some errors have several built-in base classes because `torch.nn.LSTM` raises one or the other for some of the same
+mistakes, so that programs that catch it keep working. A cell with a wrong statement raises
+`gatewise.cells.StatementError`, a TypeError.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ShapeError(GatewiseError, ValueError, RuntimeError):
     """A rank, a size or a length does not fit."""
 
 
-class DtypeError(GatewiseError, TypeError, ValueError):
+class DtypeError(GatewiseError, TypeError, ValueError, RuntimeError):
     """A dtype does not fit."""
 
 

@@ -139,6 +139,9 @@ def recurrent(
         y, h_n and c_n, the final states shaped as the initial ones; c_n means nothing for a cell without other states.
     """
     compiling = torch.compiler.is_compiling()
+    if compiling and _is_transformed():
+        # The operator has no rules for transforms of `torch.func`: the call is made outside of the graph.
+        torch._dynamo.graph_break()
     if not x.is_meta and (compiling or torch._C._is_any_autocast_enabled()):
         x, state, flat = _as_autocast(x, state, flat)
     order = None
@@ -153,11 +156,16 @@ def recurrent(
         options = bidirectional, dropout, cell_of_mode(cell), resets
         found = recorded(x, _pair(state), flat, lengths, batch_sizes, *options)
     if found is None:
+        options = lengths, batch_sizes, bidirectional, dropout, kernel, memory
         if compiling or x.is_meta:
-            options = lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell_of_mode(cell)
-            found = traced(x, _pair(state), flat, *options, resets)
+            found = traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
         else:
-            found = execute(x, state, flat, lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell, resets)
+            try:
+                found = execute(x, state, flat, *options, cell, resets)
+            except TypeError:  # symbols, as `make_fx` has for sizes, are no key of a plan
+                if not any(isinstance(size, torch.SymInt) for size in x.shape):
+                    raise
+                found = traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
     return found if order is None else (order.reordered(found[0]), *found[1:])
 
 
@@ -219,6 +227,15 @@ def recurrent_with_steps(
     if order is None:
         return result.y, result.h_n, result.c_n, steps
     return order.reordered(result.y), result.h_n, result.c_n, tuple(layer.map(order.reordered) for layer in steps)
+
+
+def _is_transformed() -> bool:
+    return torch._C._are_functorch_transforms_active()
+
+
+# What `torch.compiler.assume_constant_result` does, without importing the compiler with the package: the transforms are
+# those that are active while the graph is built, which its guards compare.
+_is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _pair(state: tuple[Tensor, ...] | None) -> tuple[Tensor, Tensor] | None:

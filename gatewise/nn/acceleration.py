@@ -72,7 +72,7 @@ def accelerate(model: Model, *, verbose: bool = True) -> Model:
     The following are left as they are: subclasses whose own `forward` does not call `super().forward`, or that have
     their own versions of the checks that PyTorch's `forward` calls, modules with attributes of their own that are named
     as options of gatewise's layers are, modules to which a `forward` has been assigned, subclasses from which no class
-    can be derived, and TorchScript.
+    can be derived, layers with complex weights, and TorchScript.
     One warning names all of them with the reasons, and `gatewise.nn.planned_swaps` returns them. Layers that are not
     registered as submodules (for example, in a plain list) are not found.
 
@@ -206,6 +206,8 @@ def _obstacle(module: nn.Module) -> str:
         return "is TorchScript; accelerate the model before torch.jit.script"
     if "forward" in vars(module):
         return "has a forward of its own, which would be lost"
+    if isinstance(module, nn.RNNBase) and any(weight.is_complex() for weight in module.parameters(recurse=False)):
+        return "has complex weights, for which gatewise has no kernels"
     kind, theirs = type(module), class_of_pytorch(module)
     if theirs not in THEIRS:
         return f"is a subclass, {kind.__qualname__}, with a forward of its own"

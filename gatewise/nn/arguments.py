@@ -27,17 +27,27 @@ class Sizes(NamedTuple):
     proj_size: int
 
 
-def checked_sizes(input_size: object, hidden_size: object, num_layers: object = 1, proj_size: object = 0) -> Sizes:
+def checked_sizes(
+    input_size: object, hidden_size: object, num_layers: object = 1, proj_size: object = 0, *, least_input: int = 1
+) -> Sizes:
     """Return the sizes of a layer, which may be integers of NumPy, as integers of Python.
 
+    Args:
+        input_size: I, the number of input features.
+        hidden_size: H, the number of hidden units.
+        num_layers: L, the number of layers.
+        proj_size: P, the number of features of the projected hidden state; 0 for no projection.
+        least_input: The least number of input features: 0 for the cells of PyTorch.
+
     Raises:
-        ArgumentError: A size is not a positive integer, or the projection is not smaller than the hidden size.
+        ArgumentError: A size is not an integer or too small, or the projection is not smaller than the hidden size.
     """
     given = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
     sizes: dict[str, int] = {}
     for name, value in given.items():
-        if not isinstance(value, numbers.Integral) or value < 1:
-            raise ArgumentError(sentence(name, "a positive integer", repr(value)))
+        least = least_input if name == "input_size" else 1
+        if not isinstance(value, numbers.Integral) or value < least:
+            raise ArgumentError(sentence(name, "a positive integer" if least else "an integer from 0 on", repr(value)))
         sizes[name] = int(value)
     most = sizes["hidden_size"] - 1
     if not isinstance(proj_size, numbers.Integral) or not 0 <= int(proj_size) <= most:
@@ -175,8 +185,13 @@ def warn_of_idle_dropout(dropout: float, num_layers: int, stacklevel: int = 3) -
         stacklevel: The number of calls from the warning up to the line that it names, as in `warnings.warn`.
     """
     if dropout > 0 and num_layers == 1:
-        advice = "It acts between layers, so this layer drops nothing; add a layer or a torch.nn.Dropout after it."
-        warnings.warn(sentence("dropout", "0 when num_layers is 1", dropout, advice), stacklevel=stacklevel)
+        # The words of PyTorch, because programs ignore the warning by its beginning.
+        warnings.warn(
+            "dropout option adds dropout after all but last recurrent layer, so non-zero dropout expects num_layers "
+            f"greater than 1, but got dropout={dropout} and num_layers={num_layers}. Add a layer, or a "
+            "torch.nn.Dropout after this one.",
+            stacklevel=stacklevel,
+        )
 
 
 def refuse_input(input: object, name: str = "input") -> NoReturn:

@@ -180,7 +180,7 @@ class GRUCell(nn.GRUCell):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        sizes = checked_sizes(input_size, hidden_size)
+        sizes = checked_sizes(input_size, hidden_size, least_input=0)
         super().__init__(sizes.input_size, sizes.hidden_size, bool(bias), device, dtype)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:

@@ -183,7 +183,7 @@ class RNNCell(nn.RNNCell):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        sizes = checked_sizes(input_size, hidden_size)
+        sizes = checked_sizes(input_size, hidden_size, least_input=0)
         _check_nonlinearity(nonlinearity)
         super().__init__(sizes.input_size, sizes.hidden_size, bool(bias), nonlinearity, device, dtype)
 

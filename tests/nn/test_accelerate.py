@@ -211,12 +211,13 @@ def left_alone():
         "parametrised": (parametrised, "is a subclass, ParametrizedCustom, with a forward of its own"),
         "checks": (Checking(3, 4), "is a subclass, Checking, with its own check_input, which would not be called"),
         "patched": (patched, "has a forward of its own"),
+        "complex": (nn.LSTM(3, 4, dtype=torch.complex64), "has complex weights, for which gatewise has no kernels"),
         "script": (script, "is TorchScript; accelerate the model before torch.jit.script"),
     }
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-@pytest.mark.parametrize("case", ["subclass", "parametrised", "checks", "patched", "script"])
+@pytest.mark.parametrize("case", ["subclass", "parametrised", "checks", "patched", "complex", "script"])
 def test_what_is_left_alone_is_said_once_with_its_reason(case):
     layer, reason = left_alone()[case]
     model = nn.ModuleDict({"odd": layer, "odd_again": layer, "plain": nn.LSTM(3, 4)})

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from gatewise.cells import LayerNormGRU, LayerNormLSTM
 from gatewise.functional.operators import _unaliased
-from gatewise.nn import LSTM, Recurrent
+from gatewise.nn import GRU, LSTM, Recurrent
 from tests.pairwise import each_value, pairwise
 
 
@@ -40,15 +41,11 @@ def fresh_compiler():
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize(
-    ("kernel", "captured", "graphs"), [("eager", False, 1), ("aten", True, 1), ("aten", False, None)]
-)
-def test_without_fullgraph_only_sizes_that_the_call_tells_break_the_graph(kernel, captured, graphs):
+@pytest.mark.parametrize("kernel", ["eager", "aten"])
+def test_without_fullgraph_a_training_call_is_one_graph(kernel):
     layer, counted = LSTM(5, 4, kernel=kernel), CompileCounter()
-    call = torch.compile(lambda x: layer(2 * x)[0] + 1, backend=counted)
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=captured):
-        call(torch.randn(3, 2, 5))
-    assert counted.frame_count == graphs or (graphs is None and counted.frame_count > 1)
+    torch.compile(lambda x: layer(2 * x)[0] + 1, backend=counted)(torch.randn(3, 2, 5))
+    assert counted.frame_count == 1
 
 
 @pytest.mark.parametrize(
@@ -167,6 +164,50 @@ def test_other_sizes_run_after_compiling():
     for time, batch in ((3, 2), (7, 2), (4, 5)):
         x = torch.randn(time, batch, 5)
         torch.testing.assert_close(outputs_and_gradients(compiled, model, x), outputs_and_gradients(model, model, x))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_training_with_other_sizes_takes_two_graphs(fullgraph):
+    model = Network(num_layers=2)
+    model(torch.randn(3, 2, 5))
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=graphs, fullgraph=fullgraph)
+    for time in (3, 5, 7, 9):  # the first graph is for this number of steps, the second one for any
+        x = torch.randn(time, 2, 5)
+        torch.testing.assert_close(outputs_and_gradients(compiled, model, x), outputs_and_gradients(model, model, x))
+    assert graphs.frame_count == 2
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda call: torch.func.grad(lambda x: call(x).sum()),
+        lambda call: torch.func.vmap(call, in_dims=1),
+        lambda call: torch.func.jacrev(call),
+        lambda call: lambda x: torch.func.jvp(call, (x,), (x,)),
+    ],
+    ids=["grad", "vmap", "jacrev", "jvp"],
+)
+@pytest.mark.parametrize("kind", [LSTM, GRU])
+def test_transforms_of_torch_func_in_a_compiled_function(kind, transformed):
+    layer, x = kind(5, 4), torch.randn(3, 2, 5)
+    function = transformed(lambda x: layer(x)[0])
+    torch.testing.assert_close(torch.compile(function, backend="aot_eager")(x), function(x))
+
+
+@pytest.mark.parametrize("kind", [LSTM, GRU])
+def test_make_fx_with_symbolic_sizes_records_a_graph_for_any_size(kind):
+    layer = kind(5, 4, num_layers=2)
+
+    def gradient(x, weights):
+        y, _ = torch.func.functional_call(layer, weights, (x,))
+        return y, *torch.autograd.grad(y.square().sum(), (x, *weights.values()))
+
+    weights = {name: weight.detach().requires_grad_() for name, weight in layer.named_parameters()}
+    graph = make_fx(gradient, tracing_mode="symbolic")(torch.randn(3, 2, 5, requires_grad=True), weights)
+    for time, batch in ((3, 2), (4, 3)):
+        x = torch.randn(time, batch, 5, requires_grad=True)
+        torch.testing.assert_close(graph(x, weights), gradient(x, weights))
 
 
 class OfUnits(nn.Module):

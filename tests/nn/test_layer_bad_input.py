@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import gatewise
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, KernelRefused, ShapeError
-from gatewise.nn import LSTM, Attention, LSTMCell
+from gatewise.nn import LSTM, Attention, GRUCell, LSTMCell, RNNCell
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,11 @@ def test_constructor_takes_what_torch_takes_for_numbers_and_flags():
 
 
 def test_dropout_without_a_gap_warns_as_torch_does():
-    with pytest.warns(UserWarning, match=r"`dropout` must be 0 when num_layers is 1, got 0\.5"):
+    with pytest.warns(UserWarning, match="dropout") as theirs:
+        nn.LSTM(3, 4, dropout=0.5)
+    with pytest.warns(UserWarning, match="dropout") as ours:  # programs ignore the warning by its words
         LSTM(3, 4, dropout=0.5)
+    assert str(ours[0].message).startswith(str(theirs[0].message))
 
 
 @pytest.mark.parametrize(
@@ -106,8 +109,12 @@ def test_dtypes_must_agree_outside_of_autocast():
     with pytest.raises((ValueError, RuntimeError)) as theirs:
         nn.LSTM(3, 4)(x)
     assert isinstance(raised.value, theirs.type)
-    with pytest.raises(DtypeError, match="like x"):
-        LSTM(3, 4)(x.float(), (torch.zeros(1, 2, 4).double(), torch.zeros(1, 2, 4).double()))
+    states = torch.zeros(2, 1, 2, 4, dtype=torch.float64)
+    with pytest.raises(DtypeError, match="like x") as raised:
+        LSTM(3, 4)(x.float(), tuple(states))
+    with pytest.raises(RuntimeError) as theirs:
+        nn.LSTM(3, 4)(x.float(), tuple(states))
+    assert isinstance(raised.value, theirs.type)
     with pytest.raises(DtypeError):
         LSTM(3, 4)(torch.ones(5, 2, 3, dtype=torch.int64))
 
@@ -179,8 +186,13 @@ def test_cell_refuses_shapes_that_torch_refuses(shape, state, message):
 
 
 def test_cell_refuses_another_dtype():
-    with pytest.raises(DtypeError, match=r"`input` must be torch\.float32 like the parameters, got torch\.float64"):
+    with pytest.raises(
+        DtypeError, match=r"`input` must be torch\.float32 like the parameters, got torch\.float64"
+    ) as ours:
         LSTMCell(3, 4)(torch.randn(2, 3, dtype=torch.float64))
+    with pytest.raises(RuntimeError) as theirs:
+        nn.LSTMCell(3, 4)(torch.randn(2, 3, dtype=torch.float64))
+    assert isinstance(ours.value, theirs.type)
 
 
 LAYERS = [LSTM, LSTMCell]
@@ -206,8 +218,20 @@ def test_what_is_no_tensor_and_no_pair_is_said_to_be_none(layer, input, hx, mess
     assert str(raised.value) == message
 
 
-@pytest.mark.parametrize("name", ["input_size", "hidden_size"])
-@pytest.mark.parametrize("value", [0, -1, 2.0])
-def test_cell_needs_positive_sizes(name, value):
-    with pytest.raises(ArgumentError, match=f"`{name}` must be a positive integer, got {value}"):
+@pytest.mark.parametrize(
+    ("name", "value", "expectation"),
+    [
+        *[("hidden_size", value, "a positive integer") for value in (0, -1, 2.0)],
+        *[("input_size", value, "an integer from 0 on") for value in (-1, 2.0)],
+    ],
+)
+def test_cell_needs_sizes(name, value, expectation):
+    with pytest.raises(ArgumentError, match=f"`{name}` must be {expectation}, got {value}"):
         LSTMCell(**({"input_size": 3, "hidden_size": 4} | {name: value}))
+
+
+@pytest.mark.parametrize("kind", [LSTMCell, GRUCell, RNNCell], ids=lambda kind: kind.__name__)
+def test_a_cell_may_have_no_input_features(kind):
+    theirs, ours = getattr(nn, kind.__name__)(0, 4), kind(0, 4)
+    ours.load_state_dict(theirs.state_dict())
+    torch.testing.assert_close(ours(torch.ones(2, 0)), theirs(torch.ones(2, 0)))

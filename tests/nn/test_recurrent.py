@@ -179,7 +179,7 @@ def test_verify_holds_shipped_cells_to_their_statements(cell):
 
 
 def test_dropout_that_drops_nothing_is_warned_of():
-    with pytest.warns(UserWarning, match="`dropout` must be 0 when num_layers is 1") as caught:
+    with pytest.warns(UserWarning, match="non-zero dropout expects num_layers greater than 1") as caught:
         gatewise.Recurrent(GRU(), I, H, dropout=0.5)
     assert caught[0].filename == __file__
 

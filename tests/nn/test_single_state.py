@@ -192,7 +192,7 @@ def test_dropout_acts_in_training_only(kind):
 
 
 def test_dropout_that_drops_nothing_is_warned_of_once(kind):
-    with pytest.warns(UserWarning, match="`dropout` must be 0 when num_layers is 1") as caught:
+    with pytest.warns(UserWarning, match="non-zero dropout expects num_layers greater than 1") as caught:
         layer = getattr(gatewise, kind[0])(4, 5, dropout=0.5, **kind[1])
     assert [warning.filename for warning in caught] == [__file__]
     assert layer.dropout == 0.5

@@ -66,8 +66,9 @@ def kept(problem: Problem) -> tuple[TensorSpec, ...]:
     """
     tokens = problem.time * problem.batch
     outputs = [TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)] * (problem.num_layers - 1)
-    values = 9 * problem.element_bytes + 6.5 * 4
-    workspace = TensorSpec((int(tokens * problem.hidden_size * values),), torch.uint8, exact=False)
+    # In integers, because rounding a symbol would bind a compiled graph to the sizes with which it was traced.
+    value_bytes = 9 * problem.element_bytes + 26
+    workspace = TensorSpec((tokens * problem.hidden_size * value_bytes,), torch.uint8, exact=False)
     state = TensorSpec((problem.batch, problem.hidden_size), problem.dtype)
     directions = problem.num_directions
     return (*outputs, *[*[workspace] * directions, *[state] * (2 * directions)] * problem.num_layers)
