@@ -1,8 +1,8 @@
 """Plain calls on a CPU, which are computed from the caller's own tensors.
 
 A step of a small layer takes a few microseconds, so that nothing is done here but the products and the operators of the
-cell. Without gradients these operators overwrite the products. With gradients, autograd records a call of one step: the
-explicit backward pass is faster only because it computes the weight gradients of many steps together.
+cell. Without gradients these operators overwrite the products. With gradients, autograd records the operators where
+this takes less time than the explicit passes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from gatewise.cells.cell import Cell
+from gatewise.cells.step import next_states
+from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Operator
 from gatewise.contract.masks import draws_masks
@@ -24,11 +26,16 @@ from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.eager.blocks import has_adjoint
 from gatewise.kernels.eager.staged import StagedSteps
 
+RANKINGS = "eager recorded normalized", "eager recorded"
+"""The names of the measured weights for cells that combine hidden units, and for others."""
+
 Tensors = Sequence[Tensor]
 Direction = Callable[[Tensor, Tensors, Tensors, bool], tuple[list[Tensor], Tensors]]
 """A function of the input [T, B, I], the initial states [B, H], the weights of a direction in PyTorch's order, and
 whether it is the reverse one. It returns the hidden state of every step [B, H] in the order of time, and all states
 after the last step."""
+Step = Callable[..., Tensors]
+"""A function of a step with the arguments and results of `step_by_gates`."""
 
 
 def operator_of(problem: Problem, device: Device) -> Operator | None:
@@ -43,14 +50,39 @@ def operator_of(problem: Problem, device: Device) -> Operator | None:
         return None
     if not isinstance(problem.time, int) or problem.time == 0 or not has_adjoint(problem.cell):
         return None
-    by_gates = is_pointwise(problem.cell)
-    if not problem.needs_grad:
-        direction = _overwriting if by_gates else _staged
-    elif problem.time == 1 and by_gates and not problem.lean:
-        direction = _recorded
-    else:
-        return None
+    if problem.needs_grad:
+        return recorded(problem) if not problem.lean and is_recorded(problem, device) else None
+    direction = _overwriting if is_pointwise(problem.cell) else _staged
     return functools.partial(_call, problem, functools.partial(direction, problem.cell, 4 if problem.bias else 2))
+
+
+def recorded(problem: Problem) -> Operator:
+    """Return the function of a call that autograd records."""
+    direction = functools.partial(_recorded, problem.cell, _recorded_step(problem.cell), 4 if problem.bias else 2)
+    return functools.partial(_call, problem, direction)
+
+
+def is_recorded(problem: Problem, device: Device) -> bool:
+    """Return whether a call with gradients takes less time if autograd records it than by the explicit passes.
+
+    The explicit backward pass computes the gradient of the recurrent weights in one product for all steps, instead of
+    adding one matrix in each step. It computes more for each element of the states, and prepares more for each call.
+
+    Args:
+        problem: The problem.
+        device: The device.
+    """
+    weights = ranking.weights(device, ranking_of(problem.cell))
+    steps = problem.num_layers * problem.num_directions * problem.time
+    elements = steps * problem.batch * problem.hidden_size
+    added = steps * problem.gate_rows * problem.hidden_size
+    each = steps * weights["steps"] + added * weights["added"]
+    return weights["calls"] + elements * weights["elements"] > each
+
+
+def ranking_of(cell: Cell) -> str:
+    """Return the name of the measured weights by which `is_recorded` decides for a cell."""
+    return RANKINGS[is_pointwise(cell)]
 
 
 def _call(
@@ -106,16 +138,40 @@ def _staged(
 
 
 def _recorded(
-    cell: Cell, count: int, x: Tensor, states: Tensors, weights: Tensors, reverse: bool
+    cell: Cell, step: Step, count: int, x: Tensor, states: Tensors, weights: Tensors, reverse: bool
 ) -> tuple[list[Tensor], Tensors]:
-    """Compute a single step by operators that autograd records; both directions are the same."""
-    product, step = linear(x[0], weights[0], _bias_of_inputs(cell, count, weights)), step_by_gates(cell, False)
-    if cell.apart:
-        recurrent = linear(states[0], weights[1], weights[3] if count == 4 else None)
-        states = step(product, recurrent, *states, *weights[count:])
-    else:
-        states = step(torch.addmm(product, states[0], weights[1].t()), *states, *weights[count:])
-    return [states[0]], states
+    w_hh, parameters, outputs = weights[1].t(), weights[count:], []
+    products = linear(x, weights[0], _bias_of_inputs(cell, count, weights)).unbind(0)
+    for product in reversed(products) if reverse else products:
+        if cell.apart:
+            recurrent = torch.mm(states[0], w_hh) if count == 2 else torch.addmm(weights[3], states[0], w_hh)
+            states = step(product, recurrent, *states, *parameters)
+        else:
+            states = step(torch.addmm(product, states[0], w_hh), *states, *parameters)
+        outputs.append(states[0])
+    return outputs[::-1] if reverse else outputs, states
+
+
+@functools.lru_cache(maxsize=256)
+def _recorded_step(cell: Cell) -> Step:
+    """Return the step of a cell with the arguments of `step_by_gates`: the generated one, or the cell's own."""
+    if is_pointwise(cell):
+        return step_by_gates(cell, False)
+    count, others = len(cell.gates), len(cell.states)
+    apart = [(f"{gate}_recurrent", place) for place, gate in enumerate(cell.gates) if gate in cell.apart]
+
+    def step(inputs: Tensor, *given: Tensor) -> Tensors:
+        of_input = inputs.chunk(count, -1)
+        if cell.apart:
+            of_hidden, *given = given[0].chunk(count, -1), *given[1:]
+            each = zip(cell.gates, of_input, of_hidden, strict=True)
+            of_input = [own if gate in cell.apart else own + other for gate, own, other in each]
+        sums = dict(zip(cell.sums, of_input, strict=False)) | {name: of_hidden[place] for name, place in apart}
+        states = dict(zip(("h", *cell.states), given, strict=False))
+        hidden, after = next_states(cell, sums, states, dict(zip(cell.parameters, given[1 + others :], strict=True)))
+        return hidden, *after
+
+    return step
 
 
 def _bias_of_inputs(cell: Cell, count: int, weights: Tensors) -> Tensor | None:

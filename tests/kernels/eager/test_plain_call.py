@@ -1,5 +1,7 @@
 """Calls that `eager` computes from the caller's own tensors, compared with its passes."""
 
+import sys
+import types
 from typing import ClassVar
 
 import pytest
@@ -13,11 +15,13 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs
 from gatewise.kernels.eager import differentiable, eager, has_adjoint
+from gatewise.kernels.eager.plain_call import RANKINGS, is_recorded, recorded
 from tests.derivation.random_cells import sources
 from tests.derivation.statements import ALL, name
 from tests.kernels.test_random_cells import few, generators, problem_of
 
 CPU = Device.named("cpu")
+plain_call = sys.modules["gatewise.kernels.eager.plain_call"]
 FORMS = {
     "one direction": {},
     "both directions": {"bidirectional": True},
@@ -58,11 +62,9 @@ def check_inference(problem):
     assert len(set(own)) == len(own)
 
 
-def check_one_step_with_gradients(problem):
-    problem = problem.replace(time=1, needs_grad=True, layout=Layout.DENSE, lean=False)
-    call = eager.operator(problem, CPU)
-    if call is None:
-        return
+def check_recorded(problem):
+    problem = problem.replace(needs_grad=True, layout=Layout.DENSE, lean=False)
+    call = recorded(problem)
     leaves, inputs = inputs_of(problem)
     found = outputs_of(problem, call(inputs.x, inputs.h0, inputs.c0, inputs.weights, None))
     expected = outputs_of(problem, differentiable(problem, inputs))
@@ -85,7 +87,8 @@ def test_a_plain_call_agrees_with_the_passes(cell, form):
     torch.manual_seed(0)
     problem = Problem(4, 3, 5, 6, dtype=torch.float64, cell=cell, **FORMS[form])
     check_inference(problem)
-    check_one_step_with_gradients(problem)
+    check_recorded(problem)
+    check_recorded(problem.replace(time=1))
 
 
 @settings(few, max_examples=40)
@@ -93,7 +96,8 @@ def test_a_plain_call_agrees_with_the_passes(cell, form):
 def test_a_plain_call_of_a_random_cell_agrees_with_the_passes(generator, source):
     problem = problem_of(generator, source)
     check_inference(problem)
-    check_one_step_with_gradients(problem)
+    check_recorded(problem)
+    check_recorded(problem.replace(time=1))
 
 
 BASE = Problem(4, 3, 5, 6)
@@ -102,8 +106,8 @@ BASE = Problem(4, 3, 5, 6)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"needs_grad": True},
-        {"time": 1, "needs_grad": True, "lean": True},
+        {"needs_grad": True, "time": 100, "batch": 1, "hidden_size": 512},
+        {"needs_grad": True, "time": 1, "lean": True},
         {"time": 0},
         {"proj_size": 2},
         {"resets": True},
@@ -116,6 +120,23 @@ BASE = Problem(4, 3, 5, 6)
 def test_what_needs_more_than_operators_is_left_to_the_passes(changes):
     assert eager.operator(BASE, CPU) is not None
     assert eager.operator(BASE.replace(**changes), CPU) is None
+
+
+@pytest.mark.parametrize("cell", [gatewise.cells.PeepholeLSTM(), gatewise.cells.LayerNormLSTM()], ids=name)
+def test_autograd_records_where_the_weights_of_the_ranking_say_so(cell, monkeypatch):
+    problem = BASE.replace(cell=cell, needs_grad=True)
+    for calls, expected in ((1.0, True), (-1.0, False)):
+        found = {"calls": calls, "elements": 0.0, "steps": 0.0, "added": 0.0}
+        monkeypatch.setattr(plain_call, "ranking", types.SimpleNamespace(weights=lambda device, name, own=found: own))
+        assert is_recorded(problem, CPU) == expected
+        assert (eager.operator(problem, CPU) is not None) == expected
+
+
+def test_long_calls_of_one_sequence_take_the_explicit_passes_and_large_batches_do_not():
+    for cell in (gatewise.cells.PeepholeLSTM(), gatewise.cells.LayerNormLSTM()):
+        assert not is_recorded(Problem(100, 1, 512, 512, needs_grad=True, cell=cell), CPU)
+        assert is_recorded(Problem(1, 64, 64, 64, needs_grad=True, cell=cell), CPU)
+    assert len(set(RANKINGS)) == 2
 
 
 def test_no_gpu_computes_a_call_so():
