@@ -157,21 +157,25 @@ def _recorded_step(cell: Cell) -> Step:
     """Return the step of a cell with the arguments of `step_by_gates`: the generated one, or the cell's own."""
     if is_pointwise(cell):
         return step_by_gates(cell, False)
-    count, others = len(cell.gates), len(cell.states)
-    apart = [(f"{gate}_recurrent", place) for place, gate in enumerate(cell.gates) if gate in cell.apart]
+    return functools.partial(_own_step, cell)
 
-    def step(inputs: Tensor, *given: Tensor) -> Tensors:
-        of_input = inputs.chunk(count, -1)
-        if cell.apart:
-            of_hidden, *given = given[0].chunk(count, -1), *given[1:]
-            each = zip(cell.gates, of_input, of_hidden, strict=True)
-            of_input = [own if gate in cell.apart else own + other for gate, own, other in each]
-        sums = dict(zip(cell.sums, of_input, strict=False)) | {name: of_hidden[place] for name, place in apart}
-        states = dict(zip(("h", *cell.states), given, strict=False))
-        hidden, after = next_states(cell, sums, states, dict(zip(cell.parameters, given[1 + others :], strict=True)))
-        return hidden, *after
 
-    return step
+def _own_step(cell: Cell, inputs: Tensor, *given: Tensor) -> Tensors:
+    """Call the cell's own step with the arguments of `step_by_gates`."""
+    own = dict(zip(cell.gates, inputs.chunk(len(cell.gates), -1), strict=True))
+    sums = own
+    if cell.apart:
+        products, *given = given  # type: ignore[assignment]
+        sums = {}
+        for gate, product in zip(cell.gates, products.chunk(len(cell.gates), -1), strict=True):
+            if gate in cell.apart:
+                sums |= {f"{gate}_input": own[gate], f"{gate}_recurrent": product}
+            else:
+                sums[gate] = own[gate] + product
+    names = ("h", *cell.states)
+    learned = dict(zip(cell.parameters, given[len(names) :], strict=True))
+    hidden, after = next_states(cell, sums, dict(zip(names, given, strict=False)), learned)
+    return hidden, *after
 
 
 def _bias_of_inputs(cell: Cell, count: int, weights: Tensors) -> Tensor | None:
