@@ -163,8 +163,9 @@ def _in_steps(
     """Compute a call by the reference's operators: every step, or one step in the operator `scan` if T is variable."""
     problem = described_while_traced(x, h0, found, lengths, None, dropout, NORMAL, cell, resets is not None)
     if lengths is not None:
-        # Values are not known yet, so that a length out of range cannot raise an error.
-        lengths, h0 = bounded(lengths.to(x.device), problem.time, h0)
+        # Values are not known yet, so that a length out of range cannot raise an error. NaN is computed, because
+        # PyTorch 2.7 and 2.8 save no program that contains it as a number.
+        lengths, h0 = bounded(lengths.to(x.device), problem.time, h0, h0.new_zeros(()) / 0)
     inputs = Inputs(x, h0, c0, flat, lengths, resets=None if resets is None else resets.to(torch.bool))
     with without_autocast(x):
         result = in_plain_pytorch(problem, with_masks(problem, inputs))
