@@ -177,7 +177,7 @@ def _is_fixed(size: int) -> bool:
     # The module is loaded wherever a graph is traced, and loading it takes longer than gatewise itself.
     from torch.fx.experimental import symbolic_shapes
 
-    # PyTorch 2.6 has only the second function, which takes a symbol of a single possible value for variable.
+    # PyTorch 2.7 and older have only the second function, which takes a symbol of a single possible value for variable.
     return getattr(symbolic_shapes, "has_static_value", symbolic_shapes.is_concrete_int)(size)
 
 
