@@ -24,7 +24,7 @@ from gatewise.functional.passes import in_plain_pytorch, with_masks, without_aut
 from gatewise.functional.weights import Structure
 from gatewise.selection import AUTO
 
-# Whether PyTorch's operator `scan` can be exported and compiled: an older one was not tried.
+# Whether PyTorch's operator `scan` can be exported and trained: PyTorch 2.12 exports it, but its gradients are wrong.
 _SCANS = torch.__version__ >= "2.13"
 
 
