@@ -24,7 +24,7 @@ from gatewise.functional.passes import in_plain_pytorch, with_masks, without_aut
 from gatewise.functional.weights import Structure
 from gatewise.selection import AUTO
 
-# Whether PyTorch's operator `scan` can be exported and trained: PyTorch 2.12 exports it, but its gradients are wrong.
+# Whether PyTorch's operator `scan` can be exported and trained: 2.10 and 2.12 export it, but compute wrong gradients.
 _SCANS = torch.__version__ >= "2.13"
 
 
