@@ -76,7 +76,7 @@ class Findings:
             f"Run: {extra.command}"
             for extra in self.extras
             for one in extra.requirements
-            if one.too_old
+            if one.too_old and extra.installed
         ]
         if self.gpus and self.versions.cuda and len(self.devices) == 1:
             found.append(

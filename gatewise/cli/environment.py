@@ -69,6 +69,11 @@ class Extra(NamedTuple):
         return tuple(requirement for requirement in self.requirements if requirement.missing or requirement.too_old)
 
     @property
+    def installed(self) -> bool:
+        """Whether all packages are there, of whatever version; some also come with others, such as PyTorch 2.10."""
+        return not any(requirement.missing for requirement in self.requirements)
+
+    @property
     def command(self) -> str:
         """The command that installs the extra."""
         return f"pip install 'gatewise[{self.name}]'"

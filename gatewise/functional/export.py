@@ -24,7 +24,7 @@ from gatewise.functional.passes import in_plain_pytorch, with_masks, without_aut
 from gatewise.functional.weights import Structure
 from gatewise.selection import AUTO
 
-# Whether PyTorch's operator `scan` can be exported and compiled: an older one was not tried.
+# Whether PyTorch's operator `scan` can be exported and trained: 2.10 and 2.12 export it, but compute wrong gradients.
 _SCANS = torch.__version__ >= "2.13"
 
 
@@ -163,8 +163,9 @@ def _in_steps(
     """Compute a call by the reference's operators: every step, or one step in the operator `scan` if T is variable."""
     problem = described_while_traced(x, h0, found, lengths, None, dropout, NORMAL, cell, resets is not None)
     if lengths is not None:
-        # Values are not known yet, so that a length out of range cannot raise an error.
-        lengths, h0 = bounded(lengths.to(x.device), problem.time, h0)
+        # Values are not known yet, so that a length out of range cannot raise an error. NaN is computed, because
+        # PyTorch 2.7 and 2.8 save no program that contains it as a number.
+        lengths, h0 = bounded(lengths.to(x.device), problem.time, h0, h0.new_zeros(()) / 0)
     inputs = Inputs(x, h0, c0, flat, lengths, resets=None if resets is None else resets.to(torch.bool))
     with without_autocast(x):
         result = in_plain_pytorch(problem, with_masks(problem, inputs))
@@ -176,7 +177,7 @@ def _is_fixed(size: int) -> bool:
     # The module is loaded wherever a graph is traced, and loading it takes longer than gatewise itself.
     from torch.fx.experimental import symbolic_shapes
 
-    # PyTorch 2.6 has only the second function, which takes a symbol of a single possible value for variable.
+    # PyTorch 2.7 and older have only the second function, which takes a symbol of a single possible value for variable.
     return getattr(symbolic_shapes, "has_static_value", symbolic_shapes.is_concrete_int)(size)
 
 

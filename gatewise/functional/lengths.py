@@ -121,18 +121,19 @@ def as_tensor(lengths: Any) -> Tensor:
         raise ShapeError(sentence("lengths", "integers of 64 bits", max(found, key=abs))) from None
 
 
-def bounded(lengths: Tensor, time: int, h0: Tensor) -> tuple[Tensor, Tensor]:
+def bounded(lengths: Tensor, time: int, h0: Tensor, nan: Tensor | float = torch.nan) -> tuple[Tensor, Tensor]:
     """Return a copy of lengths on the GPU within [0, time], and h0 with NaN in the rows whose length was not.
 
     Args:
         lengths: The lengths [B], int64 on the GPU.
         time: T, the number of steps.
         h0: The initial hidden state [L*D, B, R].
+        nan: NaN, as a number or as a tensor [] of the dtype of h0.
     """
     # Reading the values on the CPU would wait for the GPU, so a length out of range cannot raise here. It must not pass
     # for a valid one either: the row's state, and with it everything computed from it, becomes NaN.
     found = lengths.clamp(0, time)
-    return found, torch.where((found == lengths)[:, None], h0, torch.nan)
+    return found, torch.where((found == lengths)[:, None], h0, nan)
 
 
 def checked_batch_sizes(batch_sizes: object, tokens: int) -> tuple[int, int]:

@@ -138,9 +138,10 @@ def _layer(
     y, *states = torch.onnx.ops.symbolic_multi_out(
         operator.name, inputs, attributes, dtypes=[x.dtype] * len(shapes), shapes=shapes
     )
-    return y.transpose(1, 2).flatten(2), *states
+    # PyTorch 2.9 would restrict a program that flattens the transposed tensor to batches of other sizes than 1.
+    return _joined([y.select(1, direction) for direction in range(count)], -1), *states
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
+def _joined(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Concatenate tensors; a single one takes no operator."""
-    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
+    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors), axis)

@@ -27,7 +27,9 @@ from gatewise.functional.resets import check_resets, refuse_packed
 from gatewise.functional.weights import structure_while_traced
 from gatewise.selection import kernel_named, preference
 
-_KEEPS = torch.__version__ >= "2.11"  # 2.6 and 2.11 were tried
+# Whether an operator that is compiled may return tensors of sizes that are known only when it has run. PyTorch 2.9
+# refuses such an operator; 2.10 compiles it on a CPU, and was not tried on a GPU.
+_KEEPS = torch.__version__ >= "2.11"
 
 
 def traced(
@@ -67,9 +69,8 @@ def traced(
         if whole is not None:
             return whole
     # While `torch.export` traces, PyTorch hides oneDNN from the choice, and an exported graph may run elsewhere: what
-    # the chosen kernel will keep is not known. Its backward pass repeats the forward pass.
-    # Older versions of PyTorch compile no operator whose results have sizes that are known only when it has run, like
-    # what cuDNN and oneDNN keep.
+    # the chosen kernel will keep is not known. Its backward pass repeats the forward pass. So it does with a PyTorch
+    # that compiles no operator whose results have such sizes as what cuDNN and oneDNN keep.
     keeps = _KEEPS and not leaves and torch.is_grad_enabled()
     needs_grad = keeps and any(tensor.requires_grad for tensor in (x, h0, c0, *flat))
     options = lengths, batch_sizes, bidirectional, dropout, needs_grad, kernel, memory, cell.name, resets

@@ -71,6 +71,9 @@ def separate_states(cell: Cell, h: Tensor, others: Tensor) -> tuple[Tensor, ...]
         h: The hidden state [..., H].
         others: The other states [..., S*H].
     """
+    # A `chunk` into one part would be an invalid operator in the models of ONNX that PyTorch 2.7 writes.
+    if len(cell.states) == 1:
+        return h, others
     return (h, *(others.chunk(len(cell.states), -1) if cell.states else ()))
 
 

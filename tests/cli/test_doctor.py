@@ -116,6 +116,15 @@ def test_a_missing_extra_is_no_fault_and_its_command_is_given(gatewise, monkeypa
     assert "lacks cuda-core, nvidia-cuda-nvrtc. Run: pip install 'gatewise[cuda]'" in " ".join(answer.out.split())
 
 
+def test_an_old_package_of_an_extra_that_is_missing_is_no_fault(gatewise, monkeypatch):
+    installed(monkeypatch, cuda_core=None, cuda_bindings="12.9.4")  # as with PyTorch 2.10 for CUDA 12
+    answer = gatewise("doctor", "--no-test")
+    assert answer.status == 0
+    text = " ".join(answer.out.split())
+    assert "lacks cuda-core, cuda-bindings (12.9.4). Run: pip install 'gatewise[cuda]'" in text
+    assert "nothing is broken" in text
+
+
 def test_a_package_that_is_too_old_is_broken(gatewise, monkeypatch):
     installed(monkeypatch, torch="2.5.1+cu121", tokenizers="0.19.9")
     answer = gatewise("doctor", "--no-test")

@@ -59,7 +59,7 @@ class OneLayer(nn.Module):
 
 operators_in_graphs = pytest.mark.skipif(
     not hasattr(torch.onnx, "ops"),
-    reason="PyTorch 2.6 cannot put operators of ONNX into a graph that dynamo=True traces",
+    reason="PyTorch 2.6 and 2.7 cannot put operators of ONNX into a graph that dynamo=True traces",
 )
 BOTH = [pytest.param(False, id="torchscript"), pytest.param(True, id="dynamo", marks=operators_in_graphs)]
 
@@ -192,7 +192,7 @@ def test_other_cells_of_the_operator_lstm():
 
 @pytest.mark.skipif(
     not hasattr(torch.onnx, "ops"),
-    reason="of an LSTM with projections PyTorch 2.6 writes a model that ONNX Runtime refuses, also of nn.LSTM",
+    reason="of an LSTM with projections PyTorch 2.6 and 2.7 write models that ONNX Runtime refuses, also of nn.LSTM",
 )
 def test_what_onnx_does_not_have_becomes_steps():
     class Steps(nn.Module):
@@ -215,7 +215,7 @@ def test_what_onnx_does_not_have_becomes_steps():
 
 
 def test_where_no_operator_can_be_put_into_the_graph_layers_become_steps(monkeypatch):
-    monkeypatch.setattr(export, "_in_onnx_export", lambda: False)  # which is what PyTorch 2.6 says
+    monkeypatch.setattr(export, "_in_onnx_export", lambda: False)  # which is what PyTorch 2.6 and 2.7 say
     layers = Layers().eval()
     assert_same(exported(layers, (torch.randn(2, 5, 3),), dynamo=True), layers, (torch.randn(2, 5, 3),))
 
