@@ -8,6 +8,10 @@ from gatewise.kernels import ALL
 from gatewise.selection.reference import REFERENCE
 
 
+_OF_ANY_STEP = frozenset({"aten::linear", "aten::unsafe_chunk"})
+"""Operators by which a kernel is known, and which the step of a cell may call as well, in the reference's pass."""
+
+
 def kernels_among(names: Iterable[str], *, backward: bool) -> dict[str, tuple[str, ...]]:
     """Return the kernels with traces among the names in a profile, each with the traces found.
 
@@ -20,6 +24,8 @@ def kernels_among(names: Iterable[str], *, backward: bool) -> dict[str, tuple[st
         {'cudnn': ('aten::_cudnn_rnn',)}
     """
     seen = frozenset(names)
+    if not backward and not seen.isdisjoint(REFERENCE.traces.forward):
+        seen -= _OF_ANY_STEP
     if backward and not seen.isdisjoint(REFERENCE.traces.backward):
         # The reference has marked its pass. Autograd's nodes then belong to a cell that cannot be traced, whose step
         # may contain any operator.
