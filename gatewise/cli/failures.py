@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import NoReturn, TextIO
 
 from gatewise._program import INTERRUPTED, MESSAGE
-from gatewise.contract.errors import GatewiseError, ProcessFailed
-
-_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|Storage size calculation overflowed|_STATUS_ALLOC_FAILED|bad_alloc"
-)
-"""The texts by which PyTorch, its allocators and libraries report too little memory in a RuntimeError."""
+from gatewise.contract.errors import MEMORY_SHORTAGE, GatewiseError, ProcessFailed
 
 
 @contextlib.contextmanager
@@ -48,7 +42,7 @@ def reported(advice: Callable[[], str] = lambda: "Reduce the sizes, or close oth
     except (MemoryError, RuntimeError, ImportError) as error:
         if "KeyboardInterrupt" in str(error):  # compiled modules pass it on as text
             _interrupted()
-        if not isinstance(error, MemoryError) and not _MEMORY.search(str(error)):
+        if not isinstance(error, MemoryError) and not MEMORY_SHORTAGE.search(str(error)):
             raise
         fail(f"there is too little memory: {_first_line(error)} {advice()}")
 

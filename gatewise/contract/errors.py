@@ -26,6 +26,7 @@ mistakes, so that programs that catch it keep working. A cell with a wrong state
 
 from __future__ import annotations
 
+import re
 import struct
 import sys
 import tokenize
@@ -124,9 +125,14 @@ class CheckpointError(GatewiseError, ValueError):
     """A file is not a complete checkpoint of this model, or cannot be written."""
 
 
+MEMORY_SHORTAGE = re.compile(
+    r"out of memory|can't allocate memory|Storage size calculation overflowed|_STATUS_ALLOC_FAILED|bad_alloc"
+)
+"""The texts by which PyTorch, its allocators and libraries report too little memory in a RuntimeError."""
+
 DAMAGED_ARCHIVE = (
     *(zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, TypeError, AttributeError),
-    *(RuntimeError, SyntaxError, tokenize.TokenError, struct.error),
+    *(RuntimeError, OverflowError, MemoryError, SyntaxError, tokenize.TokenError, struct.error),
 )
 """The errors by which `zipfile` and `numpy.load` report that a zip archive is damaged, or a file is not one."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from pathlib import Path
+from shlex import quote
 
 HEAD = 4096
 """The number of bytes from which an encoding is guessed."""
@@ -38,8 +39,11 @@ def encoding_of(head: bytes) -> str:
         if head.startswith(mark):
             return name
     head = head[:HEAD]
-    for name in ("utf-32le", "utf-32be"):
-        if head and "\0" not in _decoded(head, name, "\0"):
+    places = [head[first::4].count(0) for first in range(4)]
+    for name, largest in (("utf-32le", 3), ("utf-32be", 0)):
+        # Characters above U+FFFF are rare, so that the two largest bytes are zero; in UTF-16 there is a letter there.
+        upper = places[largest] + places[largest ^ 1]
+        if head and 2 * upper > len(head) * 3 // 4 and "\0" not in _decoded(head, name, "\0"):
             return name
     zeros = [head[first::2].count(0) for first in (0, 1)]
     for first, name in ((1, "utf-16le"), (0, "utf-16be")):
@@ -71,14 +75,15 @@ def refusal(path: Path, head: bytes) -> str | None:
         return (
             f"{path} must be text in UTF-8, got a file that holds {zeros:,} NUL characters in its first {len(head):,} "
             f"bytes: it is damaged, not text, or text in another encoding. Give another file, or remove them, for "
-            f"example: tr -d '\\000' < {path} > {path.stem}-text{path.suffix}"
+            f"example: tr -d '\\000' < {quote(str(path))} > {quote(f'{path.stem}-text{path.suffix}')}"
         )
     return None
 
 
 def conversion(path: Path, encoding: str) -> str:
     """Return the advice to convert a file from an encoding to UTF-8."""
-    return f"Convert it first, for example: iconv -f {encoding} -t utf-8 {path} > {path.stem}-utf8{path.suffix}"
+    given, converted = quote(str(path)), quote(f"{path.stem}-utf8{path.suffix}")
+    return f"Convert it first, for example: iconv -f {encoding} -t utf-8 {given} > {converted}"
 
 
 def _decoded(text: bytes, encoding: str, otherwise: str) -> str:

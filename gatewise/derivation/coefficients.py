@@ -11,7 +11,7 @@ from gatewise.derivation.normalized import normalized
 from gatewise.derivation.pointwise import written
 from gatewise.derivation.printing import printer
 from gatewise.derivation.stages import given_values
-from gatewise.derivation.trace import traced
+from gatewise.derivation.trace import literal, traced
 from gatewise.derivation.wide import Stage, Writer
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Coefficients:
 
     def _value_of(self, entry: sympy.Expr) -> str:
         if entry.is_Number:
-            return repr(int(entry)) if entry == int(entry) else repr(float(entry))
+            return literal(float(entry))
         if entry.is_Symbol:
             return self.writer.value(str(entry))
         name = f"factor {entry}"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gatewise.cells.cell import Cell
 from gatewise.derivation.normalized import LOG_SIGMOID, normalized
-from gatewise.derivation.trace import Operand, Operation, before, is_number, traced
+from gatewise.derivation.trace import Operand, Operation, before, is_number, literal, traced
 
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _COMMUTATIVE = ("add", "mul")
@@ -76,6 +76,8 @@ class _Writer:
         product = self._made_by.get(str(operation.operands[1]))
         if product is None or product.function != "mul" or any(map(is_number, product.operands)):
             return ""
+        if operation.operands[0] == product.name:  # it is read twice
+            return ""
         read = [one for one in self._operations if product.name in one.operands and one.name in self._wanted]
         return product.name if read == [operation] and product.name not in self._results else ""
 
@@ -111,7 +113,7 @@ class _Writer:
     def name(self, value: Operand) -> str:
         """Return the Python expression of a value: its name or number."""
         if is_number(value):
-            return repr(int(value)) if float(value).is_integer() else repr(value)
+            return literal(value)
         return f"sum_{value}" if value in self._sums else str(value)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from gatewise.cells.cell import Cell
 from gatewise.derivation.adjoint import adjoint_of
 from gatewise.derivation.printing import printer
-from gatewise.derivation.trace import Operand, Operation, Step, before, is_number, traced
+from gatewise.derivation.trace import Operand, Operation, Step, before, is_number, literal, traced
 
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
@@ -131,7 +131,7 @@ class _Writer:
     def name(self, value: Operand) -> str:
         """Return the Python expression of a value: its name or number."""
         if is_number(value):
-            return repr(int(value)) if float(value).is_integer() else repr(value)
+            return literal(value)
         return f"sum_{value}" if value in self._step.sums else str(value)
 
     def needs(self, names: Sequence[str]) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "before",
     "is_number",
     "is_pointwise",
+    "literal",
     "refusal_of",
     "traced",
 ]
@@ -338,3 +339,9 @@ def _refusal(cell: Cell, error: Exception) -> str:
 def is_number(operand: Operand) -> bool:
     """Return whether an operand is a number."""
     return isinstance(operand, float)
+
+
+def literal(number: Operand) -> str:
+    """Return the Python literal of a number: of an integer without a point, as long as tensors can hold it."""
+    value = float(number)
+    return repr(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)

@@ -24,11 +24,9 @@ from gatewise.derivation.fused import (
 )
 from gatewise.derivation.pointwise import at_least, larger
 from gatewise.derivation.printing import Language, printer
-from gatewise.derivation.trace import before, traced
+from gatewise.derivation.trace import before, literal, traced
 
-_PYTHON = Language(
-    "    {} = {}", lambda value: repr(int(value) if value.is_integer() else value), lambda name: f"torch.{name}"
-)
+_PYTHON = Language("    {} = {}", literal, lambda name: f"torch.{name}")
 
 
 class Unit(NamedTuple):

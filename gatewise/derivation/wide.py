@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gatewise.derivation.normalized import LOG_SIGMOID, Computed, Normalization, operands_of, results_of
-from gatewise.derivation.trace import Operand, Operation, is_number
+from gatewise.derivation.trace import Operand, Operation, is_number, literal
 
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 # The functions that may be computed for lanes that nothing reads, between lanes that are read.
@@ -147,7 +147,7 @@ class Writer:
     def value(self, name: Operand, stage: Stage = Stage.STEP) -> str:
         """Return the expression of a value, as code of a stage reads it."""
         if is_number(name):
-            return repr(int(name)) if float(name).is_integer() else repr(name)
+            return literal(name)
         if name not in self._single:
             self._single[str(name)] = self._selected(*self._lanes[str(name)])
         return self.read(self._single[str(name)], stage)

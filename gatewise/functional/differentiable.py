@@ -6,6 +6,7 @@ traces. From here on `execution` computes all calls; those of a graph when it ru
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -163,7 +164,8 @@ def recurrent(
             try:
                 found = execute(x, state, flat, *options, cell, resets)
             except TypeError:  # symbols, as `make_fx` has for sizes, are no key of a plan
-                if not any(isinstance(size, torch.SymInt) for size in x.shape):
+                shapes = itertools.chain.from_iterable(tensor.shape for tensor in (x, *(state or ()), *flat))
+                if not any(isinstance(size, torch.SymInt) for size in shapes):
                     raise
                 found = traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
     return found if order is None else (order.reordered(found[0]), *found[1:])

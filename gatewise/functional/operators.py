@@ -11,7 +11,6 @@ from typing import Any, List  # noqa: UP035
 
 import torch
 from torch import Tensor
-from torch._library import fake_impl
 
 from gatewise.cells import Cell, cell_named
 from gatewise.contract.masks import mask_specs
@@ -144,24 +143,9 @@ def _lstm_forward_fake(
         device = probed(x.device)
         chosen = kernel_named(chosen_for_graph(problem, device, kernel)) if needs_grad else None
         for spec in chosen.kept(problem, device) if chosen else ():
-            shape = spec.shape if spec.exact else (_unknown_size(x),)
+            shape = spec.shape if spec.exact else (torch.library.get_ctx().new_dynamic_size(),)
             kept.append(x.new_empty(shape, dtype=spec.dtype))
     return x.new_empty(output), torch.empty_like(h0), torch.empty_like(c0), kept
-
-
-def _unknown_size(x: Tensor) -> Any:
-    """Return the symbol of a size that is known only when the operator has run.
-
-    Without `fullgraph=True`, `new_dynamic_size` refuses to make one, because code of the program may read such a size
-    and not take a symbol; the compiler then divides the call into several graphs. This size is read by the backward
-    pass alone, so that on a CPU the symbol is made all the same, where PyTorch has the function for it.
-    """
-    context = torch.library.get_ctx()
-    shape_env = getattr(context, "_shape_env", None)
-    allocate = getattr(fake_impl, "allocate_size", None)
-    if x.device.type != "cpu" or shape_env is None or allocate is None:
-        return context.new_dynamic_size()
-    return allocate(shape_env)
 
 
 @torch.library.custom_op("gatewise::lstm_backward", mutates_args=())

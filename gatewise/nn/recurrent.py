@@ -353,12 +353,15 @@ class Recurrent(nn.Module):
         Weights that are parameters are looked up together, as those of PyTorch's layers are: attribute access finds a
         parameter only after an AttributeError.
         """
-        if self.heads == 1 and not self.recurrent_rank:
+        as_defined = type(self).all_weights is Recurrent.all_weights and self.heads == 1 and not self.recurrent_rank
+        if as_defined and not torch.compiler.is_compiling():
             names = _names(self.num_layers, self.bidirectional, self.bias, tuple(self.cell.parameters))
             try:
-                return [*map(self._parameters.__getitem__, names)]  # type: ignore[list-item]
+                weights = [*map(self._parameters.__getitem__, names)]
             except KeyError:  # a parametrization, or a plain tensor in the place of a parameter
-                pass
+                weights = None
+            if weights is not None and self.__dict__.keys().isdisjoint(names):
+                return weights  # type: ignore[return-value]
         return [weight for each in self.all_weights for weight in each]
 
     def weights_of_step(self, dtype: torch.dtype) -> tuple[list[list[Tensor]], list[Callable[[Tensor], Tensor]] | None]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from gatewise.kernels import ALL
 from gatewise.selection.reference import REFERENCE
 
-
 _OF_ANY_STEP = frozenset({"aten::linear", "aten::unsafe_chunk"})
 """Operators by which a kernel is known, and which the step of a cell may call as well, in the reference's pass."""
 

@@ -93,7 +93,7 @@ def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> t
     try:
         header = json.loads(metadata[_HEADER])
         found, facts = header["kind"], header["facts"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged: its header cannot be read. Use another copy.") from error
     if found != kind:
         raise CheckpointError(f"{path} holds a {found}, not a {kind}. Give the right file.")

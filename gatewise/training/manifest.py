@@ -89,6 +89,7 @@ class Manifest:
 
 def _is_within(name: object) -> bool:
     """Return whether a name stays in the folder, so that a list from elsewhere cannot refer to files outside."""
-    # Characters that cannot be printed are NUL, which no name can hold, and halves of characters, which no file can.
-    parts = PurePosixPath(name).parts if isinstance(name, str) and name.isprintable() else ()
+    # No name of a file can hold NUL or a half of a character.
+    possible = isinstance(name, str) and not any(each == "\0" or "\ud800" <= each <= "\udfff" for each in name)
+    parts = PurePosixPath(str(name)).parts if possible else ()
     return bool(parts) and not {"..", "/"} & set(parts) and "\\" not in str(name) and ":" not in str(name)

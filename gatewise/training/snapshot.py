@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gatewise.contract.errors import CheckpointError, sentence
+from gatewise.contract.errors import MEMORY_SHORTAGE, CheckpointError, sentence
 from gatewise.training.averaging import WeightAverage
 from gatewise.training.carried import flatten, indices_of, unflatten
 from gatewise.training.history import Evaluation
@@ -152,6 +152,8 @@ def restore(
             f"{source} is incomplete or of another model: it lacks {error.args[0]}. Start a new run."
         ) from error
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        if "CUDA" in str(error) or MEMORY_SHORTAGE.search(str(error)):  # the file may be undamaged
+            raise
         reason = str(error).partition("\n")[0].rstrip(".")
         raise CheckpointError(f"{source} is damaged: {reason}. Use another copy, or start a new run.") from error
 

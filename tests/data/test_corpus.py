@@ -56,6 +56,11 @@ def test_the_advice_names_the_encoding(tmp_path, encoding):
     assert str(error.value) == f"{path} is not UTF-8, but {encoding.upper()}. Convert it first, for example: {command}"
 
 
+@pytest.mark.parametrize("encoding", ["utf-16le", "utf-16be", "utf-32le", "utf-32be"])
+def test_every_second_character_may_be_a_line_end(encoding):
+    assert encoding_of(("1\n0\n" * 99).encode(encoding)) == encoding
+
+
 def test_a_text_in_utf8_is_not_taken_for_another(tmp_path):
     for text in ("caf\u00e9", "\u65e5\u672c", "a zero\0 here", "", "\u20ac" * HEAD):
         assert encoding_of(text.encode()) == "utf-8"

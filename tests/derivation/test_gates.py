@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from gatewise.cells import Cell
 from gatewise.cells.slstm import SLSTM
 from gatewise.derivation.gates import source_of, step_by_gates
 from gatewise.derivation.trace import is_pointwise
@@ -72,6 +73,20 @@ def test_both_forms_agree_with_the_definition_of_random_cells(source):
 def test_nothing_is_overwritten_for_autograd(cell):
     assert "_(" not in source_of(cell, False)
     assert "out=" not in source_of(cell, False)
+
+
+class Twice(Cell):
+    """A cell that reads a product twice in one operation, and large numbers."""
+
+    gates = ("a", "b")
+
+    def step(self, gate, state):
+        product = torch.sigmoid(gate.a) * torch.tanh(gate.b)
+        return torch.clamp(product + product - (product - product), min=-1e30, max=3.0 * 2**60), {}
+
+
+def test_a_product_that_one_operation_reads_twice():
+    check(Twice())
 
 
 def test_the_logarithm_of_a_sigmoid_is_one_operator():

@@ -41,11 +41,23 @@ def fresh_compiler():
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("kernel", ["eager", "aten"])
-def test_without_fullgraph_a_training_call_is_one_graph(kernel):
+@pytest.mark.parametrize(
+    ("kernel", "captured", "graphs"), [("eager", False, 1), ("aten", True, 1), ("aten", False, None)]
+)
+def test_without_fullgraph_only_sizes_that_the_call_tells_break_the_graph(kernel, captured, graphs):
     layer, counted = LSTM(5, 4, kernel=kernel), CompileCounter()
-    torch.compile(lambda x: layer(2 * x)[0] + 1, backend=counted)(torch.randn(3, 2, 5))
-    assert counted.frame_count == 1
+    call = torch.compile(lambda x: layer(2 * x)[0] + 1, backend=counted)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=captured):
+        call(torch.randn(3, 2, 5))
+    assert counted.frame_count == graphs or (graphs is None and counted.frame_count > 1)
+
+
+def test_without_fullgraph_the_graph_can_be_kept_for_another_backward_pass():
+    layer, x = LSTM(5, 4), torch.randn(3, 2, 5, requires_grad=True)
+    y = torch.compile(lambda x: layer(x)[0], backend="aot_eager")(x)
+    first = torch.autograd.grad(y[0].sum(), x, retain_graph=True)[0]
+    torch.testing.assert_close(first, torch.autograd.grad(layer(x)[0][0].sum(), x)[0])
+    assert torch.autograd.grad(y[1].sum(), x)[0].isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -166,12 +178,11 @@ def test_other_sizes_run_after_compiling():
         torch.testing.assert_close(outputs_and_gradients(compiled, model, x), outputs_and_gradients(model, model, x))
 
 
-@pytest.mark.parametrize("fullgraph", [False, True])
-def test_training_with_other_sizes_takes_two_graphs(fullgraph):
+def test_training_with_other_sizes_takes_two_graphs():
     model = Network(num_layers=2)
     model(torch.randn(3, 2, 5))
     graphs = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(model, backend=graphs, fullgraph=fullgraph)
+    compiled = torch.compile(model, backend=graphs, fullgraph=True)
     for time in (3, 5, 7, 9):  # the first graph is for this number of steps, the second one for any
         x = torch.randn(time, 2, 5)
         torch.testing.assert_close(outputs_and_gradients(compiled, model, x), outputs_and_gradients(model, model, x))
@@ -208,6 +219,18 @@ def test_make_fx_with_symbolic_sizes_records_a_graph_for_any_size(kind):
     for time, batch in ((3, 2), (4, 3)):
         x = torch.randn(time, batch, 5, requires_grad=True)
         torch.testing.assert_close(graph(x, weights), gradient(x, weights))
+
+
+@pytest.mark.parametrize("kind", [LSTM, GRU])
+def test_make_fx_with_symbolic_sizes_of_weights_alone(kind):
+    layer, x = kind(1, 5), torch.randn(1, 1, 1)
+    weights = {name: weight.detach() for name, weight in layer.named_parameters()}
+
+    def call(x, weights):
+        return torch.func.functional_call(layer, weights, (x,))[0]
+
+    graph = make_fx(call, tracing_mode="symbolic")(x, weights)
+    torch.testing.assert_close(graph(x, weights), call(x, weights))
 
 
 class OfUnits(nn.Module):

@@ -225,3 +225,20 @@ def test_a_step_that_cannot_be_recorded_is_refused_with_its_line():
     message = r"`Branches.step` must be .* got .*gate.z > 0"
     with pytest.warns(UserWarning, match=message), pytest.raises(TypeError, match=message):
         gatewise.Recurrent(Branches(), I, H)(torch.randn(T, B, I))
+
+
+class Frozen(gatewise.Recurrent):
+    """A layer whose weights are constants."""
+
+    @property
+    def all_weights(self):
+        return [[weight.detach() for weight in direction] for direction in super().all_weights]
+
+
+def test_weights_are_those_that_a_subclass_or_an_attribute_states():
+    x = torch.randn(3, 2, 4)
+    assert not Frozen(PeepholeLSTM(), 4, 5)(x)[0].requires_grad
+    layer = gatewise.Recurrent(PeepholeLSTM(), 4, 5)
+    before = layer(x)[0]
+    layer.__dict__["weight_hh_l0"] = torch.zeros(20, 5)
+    assert not torch.equal(layer(x)[0], before)

@@ -19,6 +19,9 @@ def slope_at_limit():
     return value.grad.item()
 
 
+AT_LIMIT = slope_at_limit()
+
+
 def gradient(function, value):
     value = torch.tensor(value, dtype=torch.float64, requires_grad=True)
     with OtherSelections(1e-8) as selections:
@@ -31,7 +34,11 @@ def gradient(function, value):
     ("function", "value", "slopes"),
     [
         (torch.relu, [NEAR, -NEAR, 1.0, -1.0, 0.0], [0, 1, 1, 0, 0]),
-        (lambda a: torch.clamp(a, -1, 1), [1 - NEAR, 1 + NEAR, -1 - NEAR, 0.5, 3.0, 1.0], [0, 1, 1, 1, 0, slope_at_limit()]),
+        (
+            lambda a: torch.clamp(a, -1, 1),
+            [1 - NEAR, 1 + NEAR, -1 - NEAR, 0.5, 3.0, 1.0],
+            [0, 1, 1, 1, 0, slope_at_limit()],
+        ),
         (lambda a: torch.clamp(input=a, max=1), [1 - NEAR, 1 + NEAR, 0.5, 3.0], [0, 1, 1, 0]),
         (lambda a: torch.nn.functional.relu(a), [NEAR, -NEAR, 1.0, -1.0], [0, 1, 1, 0]),
         (lambda a: torch.clamp(a, min=1), [1 - NEAR, 1 + NEAR, 0.5, 3.0], [1, 0, 0, 1]),

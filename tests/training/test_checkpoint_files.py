@@ -105,6 +105,14 @@ def test_safetensors_of_others_are_refused(tmp_path):
         read_tensors(path, "thing")
 
 
+@pytest.mark.parametrize("header", ["[" * 100_000, "9" * 5000, "[]", "{"], ids=["nested", "long", "list", "cut"])
+def test_a_header_that_cannot_be_read_is_named(tmp_path, header):
+    path = tmp_path / "file.safetensors"
+    save_file({"a": torch.zeros(1)}, path, {"gatewise": header})
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(str(path))} is damaged: its header cannot be read"):
+        read_tensors(path, "thing")
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path):
     write_tensors(tmp_path / "file", TENSORS, MODEL, {})
     with pytest.raises(CheckpointError, match="holds a model, not a checkpoint"):
@@ -170,6 +178,19 @@ def test_a_checkpoint_whose_facts_are_damaged_is_named(tmp_path, change):
     write_tensors(file, tensors, CHECKPOINT, facts | change)
     with pytest.raises(CheckpointError, match=rf"^{re.escape(str(file))} is (damaged: |incomplete or of another)"):
         train(tmp_path, epochs=2)
+
+
+@pytest.mark.parametrize("reason", ["[enforce fail at alloc_cpu.cpp:1] can't allocate memory", "CUDA error: no device"])
+def test_too_little_memory_is_not_called_damage(tmp_path, reason, monkeypatch):
+    train(tmp_path, epochs=1)
+
+    def fail(*arguments):
+        raise RuntimeError(reason)
+
+    monkeypatch.setattr(torch.optim.Optimizer, "load_state_dict", fail)
+    with pytest.raises(RuntimeError, match=re.escape(reason)) as error:
+        train(tmp_path, epochs=2)
+    assert not isinstance(error.value, CheckpointError)
 
 
 @pytest.mark.parametrize("change", [lambda moment: moment[:1], lambda moment: moment.to(torch.int32)])

@@ -112,7 +112,8 @@ class _Eager:
         """Return the kept tensors: outputs of all layers but the last, then `unroll.Kept` of every layer and direction.
 
         With `memory="lean"`, and for cells without an explicit backward pass, only the outputs are kept, and the
-        backward pass repeats each layer's forward pass.
+        backward pass repeats each layer's forward pass. Calls that autograd records keep up to twice as much; they are
+        small ones on a CPU (`plain_call.is_recorded`).
         """
         if not problem.needs_grad:
             return ()
@@ -145,11 +146,11 @@ class _Eager:
             return stack.backward(problem, inputs, result, gradients, needs, _layer_backward)
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
-        """Return None, because the explicit backward pass is faster than autograd's graph of all steps."""
+        """Return None: the calls that autograd records are those that `operator` computes."""
         return None
 
     def operator(self, problem: Problem, device: Device) -> Operator | None:
-        """Return a function for plain calls on a CPU: those without gradients, and those of one step."""
+        """Return a function for plain calls on a CPU without gradients, and for those that autograd records."""
         call = plain_call.operator_of(problem, device)
         return None if call is None else functools.partial(_profiled, problem.needs_grad, call)
 

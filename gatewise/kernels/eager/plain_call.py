@@ -22,7 +22,7 @@ from gatewise.contract.kernel import Operator
 from gatewise.contract.masks import draws_masks
 from gatewise.contract.problem import Layout, Problem
 from gatewise.derivation.gates import step_by_gates
-from gatewise.derivation.trace import is_pointwise
+from gatewise.derivation.trace import is_pointwise, traced
 from gatewise.kernels.eager.blocks import has_adjoint
 from gatewise.kernels.eager.staged import StagedSteps
 
@@ -67,17 +67,35 @@ def is_recorded(problem: Problem, device: Device) -> bool:
 
     The explicit backward pass computes the gradient of the recurrent weights in one product for all steps, instead of
     adding one matrix in each step. It computes more for each element of the states, and prepares more for each call.
+    Autograd keeps up to twice as much memory, so that it records no calls with more elements than a limit.
 
     Args:
         problem: The problem.
         device: The device.
     """
+    if not _has_all_gradients(problem.cell):
+        return False
     weights = ranking.weights(device, ranking_of(problem.cell))
     steps = problem.num_layers * problem.num_directions * problem.time
     elements = steps * problem.batch * problem.hidden_size
     added = steps * problem.gate_rows * problem.hidden_size
     each = steps * weights["steps"] + added * weights["added"]
-    return weights["calls"] + elements * weights["elements"] > each
+    return elements <= weights["most elements"] and weights["calls"] + elements * weights["elements"] > each
+
+
+@functools.lru_cache(maxsize=256)
+def _has_all_gradients(cell: Cell) -> bool:
+    """Return whether every state depends on the sums, and something on every parameter.
+
+    Otherwise autograd finds no gradient of some weights, where the explicit passes compute zeros.
+    """
+    step = traced(cell)
+    of_sums, read = set(step.sums), set()
+    for operation in step.operations:
+        read.update(operation.operands)
+        if not of_sums.isdisjoint(operation.operands):
+            of_sums.add(operation.name)
+    return of_sums.issuperset((step.hidden, *step.after)) and read.issuperset(step.parameters)
 
 
 def ranking_of(cell: Cell) -> str:

@@ -126,7 +126,7 @@ def test_what_needs_more_than_operators_is_left_to_the_passes(changes):
 def test_autograd_records_where_the_weights_of_the_ranking_say_so(cell, monkeypatch):
     problem = BASE.replace(cell=cell, needs_grad=True)
     for calls, expected in ((1.0, True), (-1.0, False)):
-        found = {"calls": calls, "elements": 0.0, "steps": 0.0, "added": 0.0}
+        found = {"calls": calls, "elements": 0.0, "steps": 0.0, "added": 0.0, "most elements": 1e9}
         monkeypatch.setattr(plain_call, "ranking", types.SimpleNamespace(weights=lambda device, name, own=found: own))
         assert is_recorded(problem, CPU) == expected
         assert (eager.operator(problem, CPU) is not None) == expected
@@ -137,6 +137,41 @@ def test_long_calls_of_one_sequence_take_the_explicit_passes_and_large_batches_d
         assert not is_recorded(Problem(100, 1, 512, 512, needs_grad=True, cell=cell), CPU)
         assert is_recorded(Problem(1, 64, 64, 64, needs_grad=True, cell=cell), CPU)
     assert len(set(RANKINGS)) == 2
+
+
+def test_calls_with_many_elements_are_not_recorded_because_of_the_memory():
+    problem = Problem(30, 500, 64, 64, needs_grad=True, cell=gatewise.cells.PeepholeLSTM())
+    assert is_recorded(problem, CPU)
+    assert not is_recorded(problem.replace(time=300), CPU)
+
+
+class Unread(gatewise.Cell):
+    """A cell with a parameter that the step does not read."""
+
+    gates = ("a",)
+    parameters: ClassVar = {"idle": 1.0}
+
+    def step(self, gate, state, parameter):
+        return torch.tanh(gate.a), {}
+
+
+class Swapped(gatewise.Cell):
+    """A cell whose hidden state is its other state before the step."""
+
+    gates = ("a",)
+    states = ("c",)
+
+    def step(self, gate, state):
+        return state.c, {"c": torch.tanh(gate.a)}
+
+
+@pytest.mark.parametrize("cell", [Unread(), Swapped()], ids=name)
+def test_weights_without_influence_have_gradients_of_zero(cell):
+    layer = gatewise.Recurrent(cell, 3, 4)
+    layer(torch.randn(1, 2, 3))[0].sum().backward()
+    for parameter in layer.parameters():
+        assert parameter.grad is not None
+    assert not is_recorded(Problem(1, 2, 3, 4, needs_grad=True, cell=cell), CPU)
 
 
 def test_no_gpu_computes_a_call_so():
