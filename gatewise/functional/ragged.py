@@ -43,7 +43,8 @@ def ragged(kernel: Kernel, problem: Problem, device: Device) -> Ragged | None:
         device: The device of the call, a CPU.
     """
     time, pair = problem.time, bool(problem.cell.states)
-    pads = time * problem.batch * problem.input_size <= ranking.weights(device, "aten packed limits")["padded"]
+    limit = "padded training" if problem.needs_grad else "padded inference"
+    pads = time * problem.batch * problem.input_size <= ranking.weights(device, "aten packed limits")[limit]
 
     # The operators of the latest numbers of steps. They follow from the problem alone.
     @functools.lru_cache(maxsize=16)

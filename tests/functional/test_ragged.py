@@ -123,16 +123,18 @@ def test_inputs_made_in_inference_mode_may_be_learned_from(lengths):
     assert all(weight.grad is not None for weight in layer.parameters())
 
 
-def test_only_small_inputs_are_padded(monkeypatch):
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_only_small_inputs_are_padded(mode, monkeypatch):
     layer, rival = layers("LSTM")
     pad, calls = torch._pad_packed_sequence, []
     monkeypatch.setattr(torch, "_pad_packed_sequence", lambda *given: calls.append(given) or pad(*given))
-    most = int(ranking.weights(Device.probe("cpu"), "aten packed limits")["padded"])
+    most = int(ranking.weights(Device.probe("cpu"), "aten packed limits")[f"padded {mode}"])
     for batch, padded_too in ((8, True), (most // T, False)):
         x = torch.randn(T, batch, F, dtype=torch.float64)
         lengths = [T, *[2] * (batch - 1)]
         calls.clear()
-        found = layer(x, lengths=lengths)[0]
+        with torch.set_grad_enabled(mode == "training"):
+            found = layer(x, lengths=lengths)[0]
         assert bool(calls) == padded_too
         torch.testing.assert_close(found, padded(rival, x, lengths, None)[0])
 
