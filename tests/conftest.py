@@ -53,6 +53,18 @@ def frozen():
     gc.freeze()
 
 
+@pytest.fixture
+def passes_alone(monkeypatch):
+    """Let `eager` compute all calls by its passes, which tests replace by others."""
+    from gatewise.functional.plan import plan_of
+    from gatewise.kernels.eager import eager
+
+    plan_of.cache_clear()
+    monkeypatch.setattr(type(eager), "operator", lambda self, problem, device: None)
+    yield
+    plan_of.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def no_preference(monkeypatch):
     for name in ("GATEWISE_KERNEL", "GATEWISE_POLICY", "GATEWISE_CACHE"):

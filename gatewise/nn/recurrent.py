@@ -354,14 +354,12 @@ class Recurrent(nn.Module):
         parameter only after an AttributeError.
         """
         as_defined = type(self).all_weights is Recurrent.all_weights and self.heads == 1 and not self.recurrent_rank
-        if as_defined and not torch.compiler.is_compiling():
+        if as_defined:
             names = _names(self.num_layers, self.bidirectional, self.bias, tuple(self.cell.parameters))
             try:
-                weights = [*map(self._parameters.__getitem__, names)]
+                return [*map(self._parameters.__getitem__, names)]  # type: ignore[list-item]
             except KeyError:  # a parametrization, or a plain tensor in the place of a parameter
-                weights = None
-            if weights is not None and self.__dict__.keys().isdisjoint(names):
-                return weights  # type: ignore[return-value]
+                pass
         return [weight for each in self.all_weights for weight in each]
 
     def weights_of_step(self, dtype: torch.dtype) -> tuple[list[list[Tensor]], list[Callable[[Tensor], Tensor]] | None]:

@@ -80,7 +80,7 @@ def test_a_graph_can_be_walked_twice():
     torch.testing.assert_close(first, torch.autograd.grad(loss, inputs), rtol=0, atol=0)
 
 
-def test_what_is_kept_survives_a_walk_that_another_one_follows(request, monkeypatch):
+def test_what_is_kept_survives_a_walk_that_another_one_follows(request, monkeypatch, passes_alone):
     """A backward pass that uses it up gets a copy; otherwise the next one would repeat the forward pass."""
     forwards, run, differentiate = [], type(eager).forward, type(eager).backward
 

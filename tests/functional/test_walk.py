@@ -22,7 +22,7 @@ def files_until_the_kernel(found):
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("kernel", ["eager", "auto"])
-def test_the_input_of_a_layer(kernel, training):
+def test_the_input_of_a_layer(kernel, training, passes_alone):
     layer, x = gatewise.LSTM(3, 4, kernel=kernel), torch.randn(5, 2, 3)
     with torch.set_grad_enabled(training):
         layer(x)  # the plan of the second call is looked up
@@ -35,6 +35,18 @@ def test_the_input_of_a_layer(kernel, training):
     outside = [stay.file for stay in found.stays if not stay.file.startswith("kernels/")]
     assert len(outside) - len(set(outside)) == (training and kernel == "eager"), found
     assert returns <= 5, found
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+def test_the_input_of_a_plain_call(training):
+    layer, x = gatewise.LSTM(3, 4, kernel="eager"), torch.randn(5, 2, 3)
+    with torch.set_grad_enabled(training):
+        layer(x)
+        found = walk(lambda: layer(x), x)
+    assert files_until_the_kernel(found) == [LAYER, DIFFERENTIABLE, EXECUTION], found
+    outside = [stay.file for stay in found.stays if not stay.file.startswith("kernels/")]
+    assert len(outside) == len(set(outside)), found
+    assert found.counts[0] <= 8, found
 
 
 @pytest.mark.parametrize("lengths", [[5, 2], torch.tensor([1, 4])], ids=["list", "tensor"])

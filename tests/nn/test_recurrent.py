@@ -235,10 +235,7 @@ class Frozen(gatewise.Recurrent):
         return [[weight.detach() for weight in direction] for direction in super().all_weights]
 
 
-def test_weights_are_those_that_a_subclass_or_an_attribute_states():
+def test_weights_are_those_that_a_subclass_states():
     x = torch.randn(3, 2, 4)
     assert not Frozen(PeepholeLSTM(), 4, 5)(x)[0].requires_grad
-    layer = gatewise.Recurrent(PeepholeLSTM(), 4, 5)
-    before = layer(x)[0]
-    layer.__dict__["weight_hh_l0"] = torch.zeros(20, 5)
-    assert not torch.equal(layer(x)[0], before)
+    assert gatewise.Recurrent(PeepholeLSTM(), 4, 5)(x)[0].requires_grad

@@ -30,7 +30,7 @@ def twins() -> tuple[nn.LSTM, LSTM]:
 
 
 @pytest.fixture
-def eager_calls(monkeypatch) -> list[int]:
+def eager_calls(monkeypatch, passes_alone) -> list[int]:
     """One entry for each layer call that ran on the kernel `eager`."""
     calls: list[int] = []
     forward = type(eager).forward

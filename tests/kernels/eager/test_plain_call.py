@@ -14,8 +14,10 @@ from gatewise.cells import SHIPPED, SLSTM
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs
+from gatewise.functional.plan import plan_of
 from gatewise.kernels.eager import differentiable, eager, has_adjoint
 from gatewise.kernels.eager.plain_call import RANKINGS, is_recorded, recorded
+from gatewise.testing.trials import Setting, Wrong, trial
 from tests.derivation.random_cells import sources
 from tests.derivation.statements import ALL, name
 from tests.kernels.test_random_cells import few, generators, problem_of
@@ -203,6 +205,24 @@ def test_a_layer_starts_from_the_initial_states_that_its_cell_states(time, gradi
     ):
         torch.testing.assert_close(mine, theirs)
         assert not torch.equal(mine, zero)
+
+
+@pytest.mark.parametrize("mode", ["eager", "no_grad", "inference"])
+def test_trials_find_a_wrong_plain_call(mode, request, monkeypatch):
+    request.addfinalizer(plan_of.cache_clear)
+    plan_of.cache_clear()
+    right = plain_call._call
+
+    def wrong(*given):
+        y, *finals = right(*given)
+        return y * (1 + 1e-3), *finals
+
+    setting = Setting(time=1, batch=2, hidden_size=5, cell="peephole_lstm", kernel="eager", mode=mode, above="y")
+    trial(setting)
+    plan_of.cache_clear()
+    monkeypatch.setattr(plain_call, "_call", wrong)
+    with pytest.raises(Wrong):
+        trial(setting)
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

@@ -55,7 +55,7 @@ def share_wrong(settings):
 
 
 @pytest.mark.parametrize(("cell", "units", "dtype"), every_pair(CELLS, [1, 2, 3], FORMATS))
-def test_another_epsilon_is_wrong(monkeypatch, cell, units, dtype):
+def test_another_epsilon_is_wrong(monkeypatch, passes_alone, cell, units, dtype):
     forward, backward = type(eager).forward, type(eager).backward
     other = type(CELLS[cell])(eps=1e-6)
     monkeypatch.setattr(
@@ -68,7 +68,7 @@ def test_another_epsilon_is_wrong(monkeypatch, cell, units, dtype):
 
 
 @pytest.mark.parametrize(("cell", "units", "dtype"), every_pair(CELLS, [1, 2, 3], FORMATS))
-def test_the_variance_of_a_sample_is_wrong(monkeypatch, cell, units, dtype):
+def test_the_variance_of_a_sample_is_wrong(monkeypatch, passes_alone, cell, units, dtype):
     """Dividing by n - 1 rather than by n is the same as multiplying the gains by sqrt((n - 1) / n)."""
     forward = type(eager).forward
     names = list(CELLS[cell].parameters)

@@ -34,6 +34,8 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range
 SETTINGS = 90  # of each seed; ten seconds on one core
 SECONDS = 10.0  # on a GPU
 
+pytestmark = pytest.mark.usefixtures("passes_alone")
+
 MODES = ["eager", "explicit", "inference", "no_grad", "compile"]
 
 
