@@ -70,7 +70,7 @@ def steps_of(problem: Problem) -> tuple[Step, Step]:
 
 
 def quantities(row: dict[str, Any]) -> list[float]:
-    """Return what the weights multiply: calls and elements, and the steps and added elements, which count against."""
+    """Return the quantities that the weights multiply: calls, elements, and negative steps and added elements."""
     T, B, H = row["T"], row["B"], row["H"]
     return [1.0, T * B * H, -T, -T * row["gates"] * H * H]
 

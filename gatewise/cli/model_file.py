@@ -37,7 +37,7 @@ def metadata_of(file: Path, kind: str, task: str) -> Iterator[None]:
 
     Args:
         file: The model file, whose metadata the context reads.
-        kind: What the file should hold, with its article.
+        kind: The kind of content that the file should hold, with its article, such as "a model".
         task: The command under `gatewise train` that writes such files, for the advice.
 
     Raises:

@@ -290,7 +290,7 @@ TOKENIZERS: dict[str, Callable[[str, int | None], Tokenizer]] = {
 
 
 def shortened(value: object) -> str:
-    """Return what was found in a document in place of something else, on one line of limited length."""
+    """Return the text of an unexpected value of a document, on one line of limited length."""
     return reprlib.repr(value)
 
 

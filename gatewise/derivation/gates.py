@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gatewise.cells.cell import Cell
 from gatewise.derivation.normalized import LOG_SIGMOID, normalized
+from gatewise.derivation.printing import fused_product
 from gatewise.derivation.trace import Operand, Operation, before, is_number, literal, traced
 
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -47,12 +48,17 @@ class _Writer:
         for operation in self._operations:
             if operation.name in self._wanted:
                 self._reads.update(operand for operand in operation.operands if isinstance(operand, str))
+        self._fused = {
+            operation.name: fused_product(operation, self._made_by, self._reads)
+            for operation in self._operations
+            if operation.name in self._wanted
+        }
         made = {name for name in self._wanted if name not in step.of_units}
         self._own = made | set(step.sums) if overwrites else set()
 
     def lines(self) -> list[str]:
         """Return the lines that compute the states after the step from the sums."""
-        fused = {self._fused(operation) for operation in self._operations if operation.name in self._wanted}
+        fused = set(self._fused.values())
         return [
             f"    {operation.name} = {self._expression(operation)}"
             for operation in self._operations
@@ -69,20 +75,8 @@ class _Writer:
                 pending += [operand for operand in operation.operands if isinstance(operand, str)]
         return found
 
-    def _fused(self, operation: Operation) -> str:
-        """Return the name of the product that a sum or difference includes, by `addcmul`; empty for none."""
-        if operation.function not in ("add", "sub") or is_number(operation.operands[0]):
-            return ""
-        product = self._made_by.get(str(operation.operands[1]))
-        if product is None or product.function != "mul" or any(map(is_number, product.operands)):
-            return ""
-        if operation.operands[0] == product.name:  # it is read twice
-            return ""
-        read = [one for one in self._operations if product.name in one.operands and one.name in self._wanted]
-        return product.name if read == [operation] and product.name not in self._results else ""
-
     def _expression(self, operation: Operation) -> str:
-        fused = self._fused(operation)
+        fused = self._fused[operation.name]
         operands = list(operation.operands)
         if fused:
             operands[1:] = self._made_by[fused].operands

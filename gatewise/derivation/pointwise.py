@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gatewise.cells.cell import Cell
 from gatewise.derivation.adjoint import adjoint_of
-from gatewise.derivation.printing import printer
+from gatewise.derivation.printing import fused_product, printer
 from gatewise.derivation.trace import Operand, Operation, Step, before, is_number, literal, traced
 
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -194,13 +194,8 @@ class _Writer:
 
     def _fused(self, operation: Operation) -> str:
         """Return the name of the product that a sum or difference includes, as `torch.addcmul`; empty for none."""
-        if operation.function not in ("add", "sub") or is_number(operation.operands[0]):
-            return ""
-        product = self._made_by.get(str(operation.operands[1]))
-        if product is None or product.function != "mul" or product.name not in self._wanted:
-            return ""
-        alone = self._uses[product.name] == 1 and not any(map(is_number, product.operands))
-        return product.name if alone else ""
+        name = fused_product(operation, self._made_by, self._uses)
+        return name if name in self._wanted else ""
 
     def _expression(self, operation: Operation) -> str:
         names = [self.name(operand) for operand in operation.operands]

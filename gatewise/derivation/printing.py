@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gatewise.derivation.trace import Operand, Operation, is_number
 
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+
+
+def fused_product(operation: Operation, made_by: Mapping[str, Operation], reads: Mapping[str, int]) -> str:
+    """Return the name of the product that a sum or difference includes, as `torch.addcmul`; empty for none.
+
+    Args:
+        operation: The operation.
+        made_by: The operations by the names of their results.
+        reads: The number of times that each value is read, as an operand or as a result of the step.
+    """
+    if operation.function not in ("add", "sub") or is_number(operation.operands[0]):
+        return ""
+    product = made_by.get(str(operation.operands[1]))
+    if product is None or product.function != "mul" or any(map(is_number, product.operands)):
+        return ""
+    return product.name if reads[product.name] == 1 else ""
 
 
 class Language(NamedTuple):

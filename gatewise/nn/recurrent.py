@@ -290,36 +290,21 @@ class Recurrent(nn.Module):
         if self.weight_dropout and self.training:
             each = len(weights) // (self.num_layers * (1 + self.bidirectional))
             weights = with_dropped_weights(weights, each, self.weight_dropout)
-        if steps is not None:
-            y, h_n, others_n, found = recurrent_with_steps(
-                x,
-                given,
-                weights,
-                lengths=lengths,
-                bidirectional=self.bidirectional,
-                dropout=self.dropout if self.training else 0.0,
-                kernel=self.kernel,
-                memory=self.memory,
-                cell=self.cell_in(self.training),
-                resets=resets,
-                reverse=self.reverse,
-            )
+        options: dict[str, Any] = {
+            "lengths": lengths,
+            "bidirectional": self.bidirectional,
+            "dropout": self.dropout if self.training else 0.0,
+            "kernel": self.kernel,
+            "memory": self.memory,
+            "resets": resets,
+            "reverse": self.reverse,
+            "cell": self.cell_in(self.training),
+        }
+        if steps is None:
+            y, h_n, others_n = recurrent(x, given, weights, batch_sizes=batch_sizes, **options)
+        else:
+            y, h_n, others_n, found = recurrent_with_steps(x, given, weights, **options)
             steps += found
-            return y, separate_states(self.cell, h_n, others_n)
-        y, h_n, others_n = recurrent(
-            x,
-            given,
-            weights,
-            lengths=lengths,
-            batch_sizes=batch_sizes,
-            bidirectional=self.bidirectional,
-            dropout=self.dropout if self.training else 0.0,
-            kernel=self.kernel,
-            memory=self.memory,
-            cell=self.cell_in(self.training),
-            resets=resets,
-            reverse=self.reverse,
-        )
         return y, separate_states(self.cell, h_n, others_n)
 
     def _set_rates(
@@ -353,8 +338,7 @@ class Recurrent(nn.Module):
         Weights that are parameters are looked up together, as those of PyTorch's layers are: attribute access finds a
         parameter only after an AttributeError.
         """
-        as_defined = type(self).all_weights is Recurrent.all_weights and self.heads == 1 and not self.recurrent_rank
-        if as_defined:
+        if type(self).all_weights is Recurrent.all_weights and self.heads == 1 and not self.recurrent_rank:
             names = _names(self.num_layers, self.bidirectional, self.bias, tuple(self.cell.parameters))
             try:
                 return [*map(self._parameters.__getitem__, names)]  # type: ignore[list-item]
