@@ -6,7 +6,8 @@ import math
 import pytest
 
 from gatewise.kernels.persistent import dry_run, kernel, replay
-from gatewise.kernels.persistent.sizes import memory
+from gatewise.kernels.persistent.launches import compiled
+from gatewise.kernels.persistent.sizes import memory, tilings
 from gatewise.kernels.persistent.sizes.segments import Cut, in_order
 
 
@@ -43,6 +44,21 @@ def overwritten(monkeypatch):
     _forget()
     yield
     _forget()
+
+
+@pytest.fixture
+def cut_where(monkeypatch):
+    """Choose among those tilings that fit and that a function accepts."""
+    fits, remembered = tilings.fits, (tilings._of_one_group, tilings.tiling, compiled.launch_of)
+
+    def of(accepts):
+        monkeypatch.setattr(tilings, "fits", lambda cut, device: accepts(cut) and fits(cut, device))
+        for one in remembered:
+            one.cache_clear()
+
+    yield of
+    for one in remembered:
+        one.cache_clear()
 
 
 def _keeping(rebuilt, kept, problem):

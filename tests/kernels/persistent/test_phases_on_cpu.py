@@ -15,7 +15,6 @@ from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.launches import compiled
-from gatewise.kernels.persistent.sizes import tilings
 from tests.kernels.persistent import sources_on_cpu
 
 DEVICE = Device.named("h200").replace(multiprocessors=16)
@@ -24,19 +23,9 @@ EXCHANGES = {f"{place} {phase}" for place in ("first", "second") for phase in OF
 
 
 @pytest.fixture
-def in_clusters(monkeypatch):
+def in_clusters(cut_where):
     """Have the backward pass cut for clusters of two blocks, each with eight units."""
-    real, remembered = tilings.fits, (tilings._of_one_group, tilings.tiling)
-
-    def fits(cut, device):
-        return (cut.split == 2 and cut.units == 8 if cut.backward else cut.split == 1) and real(cut, device)
-
-    monkeypatch.setattr(tilings, "fits", fits)
-    for one in remembered:
-        one.cache_clear()
-    yield
-    for one in remembered:
-        one.cache_clear()
+    cut_where(lambda cut: cut.split == 2 and cut.units == 8 if cut.backward else cut.split == 1)
 
 
 def run(monkeypatch, capfd, folder, cell, left_out=()):

@@ -91,23 +91,14 @@ def test_groups_of_rows_in_turn(monkeypatch):
 
 
 @pytest.fixture
-def in_clusters(monkeypatch):
+def in_clusters(monkeypatch, cut_where):
     """Have the backward pass cut for clusters of so many blocks, each with eight units."""
-    real, remembered = tilings.fits, (tilings._of_one_group, tilings.tiling)
 
     def of(split):
-        def fits(cut, device):
-            is_wanted = cut.split == split and cut.units == 8 if cut.backward else cut.split == 1
-            return is_wanted and real(cut, device)
-
-        monkeypatch.setattr(tilings, "fits", fits)
-        for one in remembered:
-            one.cache_clear()
+        cut_where(lambda cut: cut.split == split and cut.units == 8 if cut.backward else cut.split == 1)
         return launch_on_cpu(monkeypatch, WITH_CLUSTERS)
 
-    yield of
-    for one in remembered:
-        one.cache_clear()
+    return of
 
 
 @pytest.mark.parametrize(
@@ -192,14 +183,9 @@ def test_several_units_of_a_thread_leave_weights_of_many_tiles_in_shared_memory(
     assert (cut.cells, cut.tiles, cut.resident) == (2, 4, 1)
 
 
-def test_several_units_of_a_thread_in_clusters(monkeypatch, in_clusters):
-    sources = in_clusters(2)
-    real = tilings.fits
-
-    def fits(cut, device):
-        return (cut.units, cut.rows, cut.split) == (16, 32, 2) and cut.cells == 2 if cut.backward else real(cut, device)
-
-    monkeypatch.setattr(tilings, "fits", fits)
+def test_several_units_of_a_thread_in_clusters(monkeypatch, cut_where):
+    cut_where(lambda cut: not cut.backward or (cut.units, cut.rows, cut.split, cut.cells) == (16, 32, 2, 2))
+    sources = launch_on_cpu(monkeypatch, WITH_CLUSTERS)
     cell = LayerNormLSTM()
     cut = tilings.tiling(32, 40, 1, WITH_CLUSTERS, True, 2, False, cell_size_of(cell, backward=True))
     assert cut is not None
