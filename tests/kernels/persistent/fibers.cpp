@@ -228,8 +228,8 @@ static void enter() {
 }
 
 // Runs blocks beside each other; returns whether all threads came to their end.
-static bool run_together(const std::vector<Index>& places, int threads, int bytes) {
-    constexpr int STACK = 1 << 16, MOST_ROUNDS = 1 << 22;
+static bool run_together(const std::vector<Index>& places, int threads, int bytes, int slow) {
+    constexpr int STACK = 1 << 16, MOST_ROUNDS = 1 << 22, SLOWER = 32;
     blocks.assign(places.size(), {});
     clusters.assign(places.size() / cluster_size, {cluster_size * threads});
     fibers.assign(places.size() * threads, {});
@@ -253,8 +253,9 @@ static bool run_together(const std::vector<Index>& places, int threads, int byte
     for (int round = 0; round < MOST_ROUNDS; ++round) {
         random = random * 1664525 + 1013904223;
         const unsigned first = (random >> 8) % groups * 32;
+        const bool waits = fibers[first].number == slow && round % SLOWER;
         for (unsigned i = first; i < first + 32; ++i) {
-            if (fibers[i].done) continue;
+            if (fibers[i].done || waits) continue;
             current = running = &fibers[i], threadIdx = current->thread, blockIdx = current->block;
             resume(*running);
         }
@@ -263,14 +264,14 @@ static bool run_together(const std::vector<Index>& places, int threads, int byte
     return false;
 }
 
-bool run_grid(Index grid, int threads, int bytes, unsigned together, int cluster, void (*of_thread)()) {
+bool run_grid(Index grid, int threads, int bytes, unsigned together, int cluster, int slow, void (*of_thread)()) {
     entry = of_thread, cluster_size = cluster, gridDim = grid, blockDim = {(unsigned)threads, 1, 1};
     const unsigned count = grid.x * grid.y * grid.z;
     std::vector<Index> places;
     for (unsigned number = 0; number < count; ++number) {
         places.push_back({number % grid.x, number / grid.x % grid.y, number / (grid.x * grid.y)});
         if (places.size() < together && number + 1 < count) continue;
-        if (!run_together(places, threads, bytes)) return false;
+        if (!run_together(places, threads, bytes, slow)) return false;
         places.clear();
     }
     return true;

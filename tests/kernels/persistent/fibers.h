@@ -62,5 +62,6 @@ void multiply_tf32(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigne
 void multiply_f16(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 void multiply_bf16(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 
-// Runs all blocks, of which as many as `together` run beside each other; returns whether all threads came to their end.
-bool run_grid(Index grid, int threads, int bytes, unsigned together, int cluster, void (*entry)());
+// Runs all blocks, of which as many as `together` run beside each other, and the one with the number `slow` among these, if there
+// is one, gets a turn far less often; returns whether all threads came to their end.
+bool run_grid(Index grid, int threads, int bytes, unsigned together, int cluster, int slow, void (*entry)());

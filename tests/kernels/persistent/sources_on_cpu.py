@@ -76,9 +76,9 @@ _RUN = """
 #endif
 static const {struct}* given;
 static void enter() {{ {entry}(*given); }}
-extern "C" bool run(const {struct}* arguments, unsigned x, unsigned y, unsigned z, int threads, int bytes) {{
+extern "C" bool run(const {struct}* arguments, unsigned x, unsigned y, unsigned z, int threads, int bytes, int slow) {{
     given = arguments;
-    return run_grid({{x, y, z}}, threads, bytes, {together}, SPLIT, enter);
+    return run_grid({{x, y, z}}, threads, bytes, {together}, SPLIT, slow, enter);
 }}
 """
 
@@ -100,10 +100,12 @@ class SourcesOnCpu:
     Attributes:
         launched: The names of the kernels that were launched.
         compiled: The names of the sources that were compiled, with their macros.
+        slow: The number of a block that is slower than others, among those that run together; -1 for none.
     """
 
     def __init__(self):
         self.launched = []
+        self.slow = -1
         self._asked = {}
 
     def compile(self, source, architecture, macros, code=None):
@@ -122,7 +124,8 @@ class SourcesOnCpu:
     def launch(self, binary, entry, shape, arguments, device):
         self.launched.append(entry)
         grid, flag = shape.grid, failure.flag(None)
-        assert _built(*self._asked[binary])(ctypes.byref(arguments), *grid, shape.threads, shape.shared_bytes)
+        given = ctypes.byref(arguments), *grid, shape.threads, shape.shared_bytes, self.slow
+        assert _built(*self._asked[binary])(*given)
         assert not flag.is_set()
 
 
