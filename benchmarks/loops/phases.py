@@ -17,10 +17,13 @@ from typing import NamedTuple
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.launches import compiled
 
-OF_EXCHANGE = ("before", "quads", "barrier", "store", "pause", "wait", "combine", "results")
+OF_TOTALS = ("totals pause", "totals wait")
+OF_EXCHANGE = ("before", "quads", "barrier", "store", "pause", "wait", "combine", *OF_TOTALS, "results")
 """The phases of an exchange of statistics: the arithmetic since the phase before it, the numbers of four units each,
 the barrier behind these, the numbers of the block and their store, the pause, the loads until all numbers of the row
-have arrived, their combination, and the barrier behind it with the loads of the results."""
+have arrived, their combination, and the barrier behind it with the loads of the results. Where rows have owners among
+the blocks, "combine" includes the store of the totals, and `OF_TOTALS` are the pause behind it and the loads until all
+totals have arrived."""
 
 _EXCHANGES = tuple(f"{place} {phase}" for place in ("first", "second") for phase in OF_EXCHANGE)
 _COUNTERS = ("reloads of first", "reloads of second", "waits", "reloads", "steps")
@@ -47,6 +50,7 @@ extern "C" int printf(const char*, ...);
 struct Phases {
     static constexpr int ROOM = 40;
     u32 last;  // the clock at the last mark
+    u32 place;  // the exchange of statistics at work
 
     __device__ __forceinline__ static u32* counts() {
         __shared__ u32 counted[2 * ROOM];
@@ -194,19 +198,23 @@ def _in_product(text: str) -> str:
 def _in_statistics(text: str) -> str:
     def mark(phase: str) -> str:
         first = _index(f"first {phase}")
-        return f"patience->phases.mark({first} + PLACE * {len(OF_EXCHANGE)});"
+        return f"patience->phases.mark({first} + patience->phases.place * {len(OF_EXCHANGE)});"
 
     quads, barrier = "        in_quads<MOMENTS>(pairs);\n", "        __syncthreads();\n"
-    text = _once(text, quads + barrier, f"{mark('before')}\n{quads}{mark('quads')}\n{barrier}{mark('barrier')}\n")
-    text = _before(text, "        pause();\n", mark("store"))
-    text = _after(text, "        pause();", mark("pause"))
-    again = "                missing = __any_sync(EVERY_LANE, own) && patience->is_left();"
-    text = _after(text, again, f"Phases::add({_index('reloads of first')} + PLACE, missing);")
-    text = _before(text, "            TwoNumbers parts[2 * LOADS];", mark("wait"))
+    place = f"patience->phases.place = PLACE;\n{mark('before')}"
+    text = _once(text, quads + barrier, f"{place}\n{quads}{mark('quads')}\n{barrier}{mark('barrier')}\n")
+    pause = "        pause();\n        if constexpr"
+    text = _once(text, pause, f"{mark('store')}\n        pause();\n{mark('pause')}\n{pause.partition(';')[2]}")
+    totals = "            store_totals<MOMENTS, ITEMS>(slots, totals, mark);\n            pause();"
+    text = _once(text, totals, totals.replace("\n", f"\n{mark('combine')}\n") + mark("totals pause"))
+    text = _after(text, "            load_totals<ITEMS>(totals, found, mark);", mark("totals wait"))
+    again = "            missing = __any_sync(EVERY_LANE, own) && patience->is_left();"
+    text = _after(text, again, f"Phases::add({_index('reloads of first')} + patience->phases.place, missing);")
+    text = _before(text, "        TwoNumbers parts[2 * LOADS];", mark("wait"))
     text = _after(
-        text, "            if (wanted && lane == 0) results[PLACE * PAIRS * ROWS + item] = all;", mark("combine")
+        text, "                if (item < ITEMS && threadIdx.x % LANES == 0) found[item] = total;", mark("combine")
     )
-    last = "pairs[cell][i] = results[(PLACE * PAIRS + i) * ROWS + (at.exists ? at.row : 0)];\n        }"
+    last = "pairs[cell][i] = found[i * ROWS + (at.exists ? at.row : 0)];\n        }"
     return _after(text, last, mark("results"))
 
 

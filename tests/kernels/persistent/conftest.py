@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from gatewise.contract import ranking
 from gatewise.kernels.persistent import dry_run, kernel, replay
 from gatewise.kernels.persistent.launches import compiled
 from gatewise.kernels.persistent.sizes import memory, tilings
@@ -59,6 +60,20 @@ def cut_where(monkeypatch):
     yield of
     for one in remembered:
         one.cache_clear()
+
+
+@pytest.fixture
+def most_bytes(monkeypatch):
+    """Have blocks load totals of statistics where the pairs of all blocks are more than so many bytes."""
+    weights = ranking.weights
+
+    def of(most):
+        changed = {"persistent statistics": {"bytes": most}}
+        monkeypatch.setattr(ranking, "weights", lambda *asked: {**weights(*asked), **changed.get(asked[1], {})})
+        compiled.launch_of.cache_clear()
+
+    yield of
+    compiled.launch_of.cache_clear()
 
 
 def _keeping(rebuilt, kept, problem):

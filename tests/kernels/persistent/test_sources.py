@@ -101,7 +101,7 @@ def test_next_to_nothing_spills_with_resets(name, size, value_bytes, exact):
 
 def compiled_with_masks(name, architecture, cut, cell, **options):
     dtype = torch.float32 if cut.value_bytes == 4 else torch.bfloat16
-    macros = {"SIZE": cut.hidden, "PAUSE": 250, **cut.macros(dtype, **options), **macros_of(cell)}
+    macros = {"SIZE": cut.hidden, "PAUSE": 250, "MOST_BYTES": 15000, **cut.macros(dtype, **options), **macros_of(cell)}
     file = name if has_fused_passes(cell) else f"row_{name}"
     return toolchain.compile_afresh(SOURCES / f"{file}.cu", architecture, macros, code_of(cell))
 
@@ -213,16 +213,20 @@ def test_next_to_nothing_spills_with_exact_products(size, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "architecture", "value_bytes", "cell"),
-    each_value(pairwise(["forward", "backward"], ["sm_80", "sm_90", "sm_100"], [2, 4], [LayerNormLSTM(), SLSTM()])),
+    ("name", "architecture", "value_bytes", "cell", "most"),
+    each_value(
+        pairwise(
+            ["forward", "backward"], ["sm_80", "sm_90", "sm_100"], [2, 4], [LayerNormLSTM(), SLSTM()], [0, 1_000_000]
+        )
+    ),
     ids=str,
 )
-def test_rows_compile(name, architecture, value_bytes, cell):
+def test_rows_compile(name, architecture, value_bytes, cell, most):
     size, device = cell_size_of(cell, backward=name == "backward"), Device.named(ARCHITECTURES[architecture])
     cut = tiling(200, 20, 2, device, name == "backward", value_bytes, cell_size=size)
     assert cut is not None
     dtype = torch.float32 if value_bytes == 4 else torch.bfloat16
-    macros = {"SIZE": 199, "PAUSE": 250, **cut.macros(dtype, True, resets=True)}
+    macros = {"SIZE": 199, "PAUSE": 250, "MOST_BYTES": most, **cut.macros(dtype, True, resets=True)}
     binary, taken = toolchain.compile_afresh(SOURCES / f"row_{name}.cu", architecture, macros, row_code(cell))
     assert binary[:4] == b"\x7fELF"
     assert taken.registers <= 255

@@ -103,7 +103,8 @@ def launch_of(
 
     file = name if fused else f"row_{name}"
     if not fused:
-        macros["PAUSE"] = int(ranking.weights(device, "persistent statistics")["pause"])
+        exchange = ranking.weights(device, "persistent statistics")
+        macros |= {"PAUSE": int(exchange["pause"]), "MOST_BYTES": int(exchange["bytes"])}
     elif chosen.backward and chosen.value_bytes == 2 and not pair:
         macros["PAUSE"] = _pause(chosen, device)
 

@@ -138,8 +138,8 @@ class Tiling:
     @property
     def ring_words(self) -> int:
         """Words of memory in which the blocks of a group of batch rows exchange statistics, as in statistics.cuh."""
-        own = self.cell_size
-        return 0 if own is None else 8 * own.exchanged * self.rows * math.ceil(self.blocks / 2)
+        own, pairs = self.cell_size, 2 * math.ceil(self.blocks / 2) + 1  # of all blocks, and their total
+        return 0 if own is None else 4 * own.exchanged * self.rows * pairs
 
     @property
     def staged(self) -> int:
@@ -202,6 +202,8 @@ class Tiling:
             "ONE_ROW": int(self.one_row),
             "SHARED_BYTES": self.shared_bytes,
         }
+        if self.cell_size is not None:
+            names["RING_WORDS"] = self.ring_words
         return {**names, "SPLIT": self.split, "STAGED": self.staged} if self.backward else names
 
     def quantities(self) -> dict[str, float]:
