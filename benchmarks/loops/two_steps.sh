@@ -17,6 +17,9 @@
 # Clock cycles at 100-64-1024, for each of the four exchanges: with pairs, wait 3,100 to 4,500 and combine 200 to 400; with totals,
 # wait 750, combine 250, totals pause 370, totals wait 700, and fewer than 0.5 polls beyond the first ones. Inference as row_forward.
 # The limit in selection/rates/rankings (15,000 bytes) is right if 100-64-1024 is faster with totals and 100-16-1024 with pairs.
+#
+# Measured (runs 14 and 15 of benchmarks/results/loops.jsonl), pairs / totals: 10.4 / 7.7, 12.0 / 9.8 and 25.9 / 20.8 at 100-64-1024;
+# 4.7 / 5.5, 5.7 / 6.6 and 11.7 / 13.5 at 100-16-1024. So the limit is right for both.
 set -u
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 copies=$(mktemp -d)
