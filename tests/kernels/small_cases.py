@@ -1,5 +1,6 @@
-"""Small calls of the library's CUDA kernels for `make sanitize`: odd sizes, lengths, directions, autocast, resets."""
+"""Small calls of the CUDA kernels for `make sanitize`: odd sizes, lengths, directions, autocast, resets, layer norm."""
 
+import functools
 import sys
 
 import torch
@@ -17,13 +18,17 @@ CASES = (
     {"kernel": "persistent", "hidden": 61, "batch": 9, "bidirectional": True, "dtype": torch.float16, "resets": True},
     {"kernel": "stepwise", "hidden": 61, "batch": 9, "bidirectional": True, "dtype": torch.bfloat16},
     {"kernel": "stepwise", "hidden": 37, "batch": 3, "bidirectional": False, "dtype": torch.float16, "cast": True},
+    {"kernel": "persistent", "hidden": 61, "batch": 9, "bidirectional": True, "dtype": torch.bfloat16, "norm": True},
+    {"kernel": "persistent", "hidden": 256, "batch": 16, "bidirectional": False, "dtype": torch.float32, "norm": True},
+    {"kernel": "stepwise", "hidden": 61, "batch": 9, "bidirectional": False, "dtype": torch.bfloat16, "norm": True},
 )
 
 
-def train(kernel, hidden, batch, bidirectional, dtype, *, cast=False, exact=False, resets=False):
+def train(kernel, hidden, batch, bidirectional, dtype, *, cast=False, exact=False, resets=False, norm=False):
     torch.backends.cudnn.allow_tf32 = not exact
     given = torch.float32 if cast else dtype
-    layer = gatewise.LSTM(24, hidden, bidirectional=bidirectional, device="cuda", dtype=given, kernel=kernel)
+    kind = functools.partial(gatewise.Recurrent, gatewise.cells.LayerNormLSTM()) if norm else gatewise.LSTM
+    layer = kind(24, hidden, bidirectional=bidirectional, device="cuda", dtype=given, kernel=kernel)
     x = torch.randn(5, batch, 24, device="cuda", dtype=given, requires_grad=True)
     lengths = torch.randint(0, 6, (batch,), device="cuda") if bidirectional else None
     marked = torch.rand(5, batch, device="cuda") < 0.3 if resets else None
