@@ -242,7 +242,7 @@ class PairBatches:
         for place, each in enumerate(planned):
             # Copies begin at addresses that are multiples of 16, as separate tensors do; kernels depend on that.
             own = [part.clone() for part in sides.pop(place)]
-            yield PairBatch(*own, each.weight, each.rows, count=each.count)
+            yield PairBatch(*own, each.weight, each.rows, count=each.tokens)
 
 
 class _Planned(NamedTuple):
@@ -250,7 +250,7 @@ class _Planned(NamedTuple):
 
     rows: torch.Tensor
     weight: torch.Tensor
-    count: float
+    tokens: float
     steps: int
 
 
