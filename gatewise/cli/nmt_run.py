@@ -20,7 +20,7 @@ from gatewise.cli.nmt_builds import TranslationCalls, translation_builds
 from gatewise.cli.nmt_data import SPLITS, PairMaterial, pair_material
 from gatewise.cli.nmt_memory import plan_memory
 from gatewise.cli.nmt_recipe import TranslationRecipe
-from gatewise.cli.nmt_scores import TranslationScores, score_translations
+from gatewise.cli.nmt_scores import TranslationScores, metrics, score_translations
 from gatewise.cli.recipe import to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
 from gatewise.cli.run_report import (
@@ -77,7 +77,11 @@ def train_translation(recipe: TranslationRecipe, folder: RunFolder, processes: P
 
     Returns:
         The outcome of the training.
+
+    Raises:
+        MissingExtra: sacrebleu is not installed.
     """
+    metrics()  # a missing package is an error now rather than after the first epoch
     if recipe.model.tied == "all" and recipe.data.vocabulary != "joint":
         advice = "Add `--vocabulary joint`, or use `--tied target`."
         raise ArgumentError(sentence("tied", "none or target for separate vocabularies", "'all'", advice))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from types import ModuleType
 
 from gatewise.contract.errors import MissingExtra
 
@@ -34,6 +35,19 @@ class TranslationScores:
         return {"BLEU": self.bleu, "chrF": self.chrf, "exact": self.exact}
 
 
+def metrics() -> ModuleType:
+    """Return `sacrebleu.metrics`.
+
+    Raises:
+        MissingExtra: sacrebleu is not installed.
+    """
+    try:
+        import sacrebleu.metrics
+    except ModuleNotFoundError:
+        raise MissingExtra.for_package("sacrebleu", "scoring translations", "train") from None
+    return sacrebleu.metrics
+
+
 def score_translations(translations: Sequence[str], references: Sequence[str], language: str) -> TranslationScores:
     """Score translations against one reference each.
 
@@ -48,13 +62,10 @@ def score_translations(translations: Sequence[str], references: Sequence[str], l
     References:
         Post: A Call for Clarity in Reporting BLEU Scores, 2018. Popović: chrF, 2015.
     """
-    try:
-        from sacrebleu.metrics import BLEU, CHRF
-    except ModuleNotFoundError:
-        raise MissingExtra.for_package("sacrebleu", "scoring translations", "train") from None
+    library = metrics()
     core = language.replace("-", "_").partition("_")[0].lower()
     tokenize = "zh" if core == "zh" else "char" if core in _BY_CHARACTER else "13a"
-    bleu, chrf = BLEU(tokenize=tokenize), CHRF()
+    bleu, chrf = library.BLEU(tokenize=tokenize), library.CHRF()
     pairs = list(zip(translations, references, strict=True))
     hypotheses, wanted = list(translations), [list(references)]
     return TranslationScores(

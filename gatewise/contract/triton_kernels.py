@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import itertools
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -180,11 +181,27 @@ def _turns() -> dict[Hashable, threading.Lock]:
 
 
 def _start_driver() -> None:
-    """Let Triton find the GPU, for which it compiles C code when it has not done so before on this machine."""
+    """Let Triton find the GPU, for which it compiles C code when it has not done so before on this machine.
+
+    It also hashes its own files, of hundreds of megabytes, for the keys of its cache, and asks the assembler for its
+    version. It remembers both, but threads that compile their first kernels at the same time would each do the work.
+    """
+    from triton.compiler import make_backend  # pyright: ignore[reportMissingImports]
     from triton.runtime import driver  # pyright: ignore[reportMissingImports]
 
     with _turns().setdefault("driver", threading.Lock()):
-        driver.active.get_current_target()
+        make_backend(driver.active.get_current_target()).hash()
+        hash_files = _triton_key()
+        if hash_files is not None:
+            hash_files()
+
+
+def _triton_key() -> Callable[[], object] | None:
+    """Return the function of Triton that hashes its files; None for a version in which it has another name."""
+    for module in ("triton.runtime.cache", "triton.compiler.compiler"):  # of Triton 3.6, and of older ones
+        if found := getattr(importlib.import_module(module), "triton_key", None):
+            return found
+    return None
 
 
 def _build_launcher(compiled: Any) -> None:

@@ -17,6 +17,9 @@ _FINENESS = 3
 _ALIGNED, _MANY = 8, 64
 """From 64 pairs per process on, their number is a multiple of 8, for which matrix kernels are efficient."""
 
+_TOGETHER = 1 << 16
+"""The number of positions in batches that are made at once; on a GPU, operations take as long for few positions."""
+
 
 class _Tensors(NamedTuple):
     source: torch.Tensor
@@ -183,8 +186,9 @@ class PairBatches:
         order = torch.cat([rows[:0], *[own for own, _, _ in parts]]).to(self._device)
         weights = torch.tensor([1 / count for count in counts], dtype=torch.float32).to(self._device)
         places = order.split([len(own) for own, _, _ in parts])
-        for there, weight, count, (_, _, steps) in zip(places, weights, counts, parts, strict=True):
-            yield self._batch(there, weight, count, steps)
+        steps = [steps for _, _, steps in parts]
+        for some in _together(list(map(_Planned, places, weights, counts, steps))):
+            yield from self._made(some)
 
     def _batches(self, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
         """Split rows into batches, bucket by bucket in the given order; yield each batch and its padded length."""
@@ -222,13 +226,45 @@ class PairBatches:
             return int((self._target.lengths[whole] + 1).sum()) / self._processes
         return int((self._target.lengths[own] + 1).sum())
 
-    def _batch(self, rows: torch.Tensor, weight: torch.Tensor, count: float, steps: int) -> PairBatch:
-        """Return the batch of some pairs; `rows` and `weight` are on the device."""
-        source, source_lengths = self._source.padded(rows, steps)
-        targets, target_lengths = self._target.padded(rows, steps)
-        inputs = torch.cat([targets.new_full((1, len(rows)), BEGINNING), targets[:-1]])
-        targets.scatter_(0, target_lengths[None], END)
-        return PairBatch(source, source_lengths, inputs, targets, weight, rows, count=count)
+    def _made(self, planned: Sequence[_Planned]) -> Iterator[PairBatch]:
+        """Yield some batches in their order; those of one shape are made at once."""
+        alike: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
+        for place, each in enumerate(planned):
+            alike[len(each.rows), each.steps].append(place)
+        sides: dict[int, tuple[torch.Tensor, ...]] = {}
+        for (_, steps), places in alike.items():
+            rows = torch.stack([planned[place].rows for place in places])
+            source, source_lengths = self._source.padded(rows, steps)
+            targets, target_lengths = self._target.padded(rows, steps)
+            inputs = torch.cat([torch.full_like(targets[:, :1], BEGINNING), targets[:, :-1]], 1)
+            targets.scatter_(1, target_lengths[:, None], END)
+            sides |= zip(places, zip(source, source_lengths, inputs, targets, strict=True), strict=True)
+        for place, each in enumerate(planned):
+            # Copies begin at addresses that are multiples of 16, as separate tensors do; kernels depend on that.
+            own = [part.clone() for part in sides.pop(place)]
+            yield PairBatch(*own, each.weight, each.rows, count=each.tokens)
+
+
+class _Planned(NamedTuple):
+    """A batch to be made: the rows of its pairs, its weight of a token, its number of tokens, and its padded length."""
+
+    rows: torch.Tensor
+    weight: torch.Tensor
+    tokens: float
+    steps: int
+
+
+def _together(planned: Sequence[_Planned]) -> Iterator[Sequence[_Planned]]:
+    """Divide batches into runs of at most `_TOGETHER` positions, or one batch."""
+    first = positions = 0
+    for place, each in enumerate(planned):
+        own = len(each.rows) * each.steps
+        if positions + own > _TOGETHER and place > first:
+            yield planned[first:place]
+            first, positions = place, 0
+        positions += own
+    if planned:
+        yield planned[first:]
 
 
 class _Side:
@@ -242,11 +278,16 @@ class _Side:
         self._lengths_there = self.lengths.to(device)
 
     def padded(self, rows: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tokens of some sentences, [steps, B], and their lengths, [B]; `rows` is on the device."""
+        """Return the tokens of the sentences of some batches, [N, steps, B], and their lengths, [N, B].
+
+        Args:
+            rows: The indices of the sentences, on the device, [N, B].
+            steps: The padded length.
+        """
         lengths = self._lengths_there[rows]
         step = torch.arange(steps, device=rows.device)[:, None]
-        places = self._offsets[rows] + torch.minimum(step, (lengths - 1).clamp(min=0))
-        return self._values[places].masked_fill(step >= lengths, PADDING), lengths
+        places = self._offsets[rows][:, None] + torch.minimum(step, (lengths - 1).clamp(min=0)[:, None])
+        return self._values[places].masked_fill(step >= lengths[:, None], PADDING), lengths
 
 
 def _rounded_up(lengths: torch.Tensor) -> torch.Tensor:

@@ -150,4 +150,5 @@ def _text(sentences: Iterable[str]) -> str:
 
 
 def _spaced(text: str) -> str:
-    return "".join(f" {word}" for word in text.split())
+    words = " ".join(text.split())
+    return f" {words}" if words else ""

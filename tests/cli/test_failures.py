@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -112,6 +113,15 @@ def test_the_program_is_known_by_how_it_was_started(monkeypatch, first, words, e
     monkeypatch.setattr(sys, "argv", [first])
     monkeypatch.setattr(sys, "orig_argv", words)
     assert _program.is_program() is expected
+
+
+@pytest.mark.parametrize("program", [True, False])
+def test_only_the_program_leaves_its_modules_out_of_garbage_collections(monkeypatch, program):
+    calls = []
+    monkeypatch.setattr(_program, "PROGRAM", program)
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
+    _program.loaded()
+    assert calls == ["freeze"] * program
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ImportError("KeyboardInterrupt: <EMPTY MESSAGE>")])

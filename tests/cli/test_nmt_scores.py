@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +41,12 @@ def test_translations_that_are_all_empty_are_scored():
     assert score_translations(["", ""], ["a", "b"], "en").bleu == 0
 
 
-def test_without_sacrebleu_the_command_is_named(monkeypatch):
+def test_without_sacrebleu_training_does_not_begin(gatewise, monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
     with pytest.raises(MissingExtra, match=r"sacrebleu.*gatewise\[train\]"):
         score_translations(["a"], ["a"], "en")
+    answer = gatewise("train", "nmt", "--output", "run")
+    assert answer.status == 1
+    expected = "scoring translations needs `sacrebleu`, which is not installed. Run: pip install 'gatewise[train]'"
+    assert answer.err.strip() == f"error: {expected}"
+    assert not Path("run").exists()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
-from types import SimpleNamespace
+import time
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -156,3 +159,39 @@ def test_in_the_interpreter_nothing_is_compiled_ahead(driver, monkeypatch):
         launch(TritonFunction(Program), (1,), (torch.zeros(8),), num_warps=4)
     assert found[0].compile() is None
     assert not found[0].function.program.compilations
+
+
+class Triton:
+    """A stand-in for the modules of Triton that find the GPU and the keys of its cache, which counts what they do."""
+
+    def __init__(self, monkeypatch, home: str) -> None:
+        self.hashed, self.versions = 0, 0
+        modules = {name: ModuleType(name) for name in ("triton", "triton.compiler", "triton.compiler.compiler")}
+        modules |= {name: ModuleType(name) for name in ("triton.runtime", "triton.runtime.cache")}
+        modules["triton.compiler"].make_backend = lambda target: SimpleNamespace(hash=self.version)
+        target = SimpleNamespace(get_current_target=lambda: "target")
+        modules["triton.runtime"].driver = SimpleNamespace(active=target)
+        if home:
+            modules[home].triton_key = functools.lru_cache(self.hash_files)
+        for name, module in modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+
+    def hash_files(self):
+        time.sleep(0.05)
+        self.hashed += 1
+
+    def version(self):
+        self.versions += 1
+
+
+@pytest.mark.parametrize("home", ["triton.runtime.cache", "triton.compiler.compiler", ""])
+def test_triton_hashes_its_files_once_for_all_threads(monkeypatch, home):
+    turns, triton = {}, Triton(monkeypatch, home)
+    monkeypatch.setattr(triton_kernels, "_turns", lambda: turns)
+    threads = [threading.Thread(target=triton_kernels._start_driver) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert triton.hashed == (1 if home else 0)
+    assert triton.versions == 4

@@ -16,6 +16,7 @@ from gatewise.data import (
     encode_all,
     filter_pairs,
     load_vocabularies,
+    pair_batches,
     vocabularies_to_json,
 )
 from gatewise.data.sentences import BEGINNING, END, PADDING
@@ -168,6 +169,30 @@ def test_pairs_of_similar_length_are_read_together():
     lengths = [1 + number % 20 for number in range(20 * 200)]
     reader = PairBatches(tokens(*lengths), tokens(*(length - 1 for length in lengths)), 1500, shuffle=True)
     assert reader.padding < 0.02 + 1 / 20  # in each bucket a few pairs wait for the next
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "rank": 1, "processes": 3}])
+def test_batches_are_the_same_however_many_are_made_at_once(monkeypatch, options):
+    made = {}
+    for together in (1, 300, 1 << 20):
+        monkeypatch.setattr(pair_batches, "_TOGETHER", together)
+        made[together] = [*batches(**options).windows(1), *batches(**options).windows(2, 3)]
+    for each in made.values():
+        for batch, alone in zip(each, made[1], strict=True):
+            assert batch.count == alone.count
+            for part, other in zip(batch, alone, strict=True):
+                assert torch.equal(part, other)
+                assert part.is_contiguous()
+
+
+def test_batches_have_memory_of_their_own():
+    first, *others = batches(shuffle=True).windows()
+    before = [[part.clone() for part in batch] for batch in others]
+    for part in first[:4]:
+        part.fill_(7)
+    assert all(map(torch.equal, batch, kept) for batch, kept in zip(others, before, strict=True))
+    # Triton compiles other code for addresses that are no multiples of 16.
+    assert not any(part.data_ptr() % 16 for batch in others for part in batch[:4])
 
 
 def test_epochs_differ_repeat_and_go_on_where_they_stopped():

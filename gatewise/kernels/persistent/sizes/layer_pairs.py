@@ -25,9 +25,11 @@ def turns(problem: Problem, device: Device, *, backward: bool) -> list[tuple[int
 @functools.lru_cache(maxsize=4096)
 def stacked_cut(problem: Problem, device: Device, *, backward: bool) -> Tiling | None:
     """Return the tiling of a pair of layers; None if it does not fit, or ranks behind two single layers."""
-    alone = tiling(problem.hidden_size, problem.batch, 1, device, backward, *_number(problem))
     both = room_for_two(problem, device, backward=backward)
-    if alone is None or both is None:
+    if both is None:
+        return None
+    alone = tiling(problem.hidden_size, problem.batch, 1, device, backward, *_number(problem))
+    if alone is None:
         return None
     weights = ranking.weights(device, f"persistent pairs {alone.ranking.removeprefix('persistent ')}")
     step = weights["wide_step" if both.cells > 1 else "step"] * both.step_clocks(device)
