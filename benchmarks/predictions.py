@@ -167,12 +167,10 @@ def main(words: Sequence[str] | None = None) -> int:
     numbers, run = Device.probe(device), Run.now(device)
     record = Record("predictions", numbers, "benchmarks/predictions.py", run.commit, run.date, run.torch)
     number, count = given.part or (1, 1)
-    problems = itertools.islice(shapes.drawn(given.seed, numbers, training=True), number - 1, None, count)
-    wanted = len(range(number - 1, given.shapes, count))
+    problems = itertools.islice(shapes.drawn(given.seed, numbers, training=True), number - 1, given.shapes, count)
     found: list[Row] = []
-    measuring = rows(problems, device, record, seconds=given.seconds)
     try:
-        for row in itertools.islice(measuring, wanted):
+        for row in rows(problems, device, record, seconds=given.seconds):
             found.append(row)
             append_line(given.record, json.dumps({"benchmark": "predictions", "seed": given.seed, **row}))
             print(f"\r{len(found)} shapes", end="", file=sys.stderr, flush=True)
