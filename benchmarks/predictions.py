@@ -4,6 +4,12 @@
     python benchmarks/predictions.py --seed 7 --seconds 600
     python benchmarks/predictions.py --summary           # of the last run in the record
 
+Several GPUs of one kind share the shapes, each process with a part of them and a file of its own, and are then merged:
+
+    CUDA_VISIBLE_DEVICES=0 python benchmarks/predictions.py --part 1/2 --record 1.jsonl
+    CUDA_VISIBLE_DEVICES=1 python benchmarks/predictions.py --part 2/2 --record 2.jsonl
+    python benchmarks/predictions.py --merge 1.jsonl 2.jsonl
+
 Shapes are drawn with a seed that no file of measured times was drawn with. A line of the record is one shape: the
 measured and the predicted time of each kernel, and which one is chosen. The last line of a run is its summary: the
 share of predictions within 25 %, the share of choices within 5 % of the fastest kernel, and the worst of both.
@@ -105,6 +111,36 @@ def text(shares: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def part(word: str) -> tuple[int, int]:
+    """Parse "I/N", part I of N.
+
+    Raises:
+        ValueError: The word is not of this form, or there is no such part.
+    """
+    number, count = map(int, word.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError(word)
+    return number, count
+
+
+def merged(files: Sequence[Path]) -> tuple[list[Row], dict[str, Any]]:
+    """Return the lines of all shapes of the parts of one run, and its summary line.
+
+    Raises:
+        ValueError: The files are not the parts of one run, each once.
+    """
+    found, runs = [], []
+    for file in files:
+        for line in map(json.loads, file.read_text().splitlines()):
+            (runs if "summary" in line else found).append(line)
+    kinds = {(each["seed"], *(each["run"][name] for name in ("device", "torch", "commit"))) for each in runs}
+    count = len(runs)
+    if len(kinds) != 1 or sorted(each.get("part", "") for each in runs) != [f"{n + 1}/{count}" for n in range(count)]:
+        raise ValueError(f"these are not the parts of one run: {', '.join(map(str, files))}")
+    line = {"benchmark": "predictions", "seed": runs[0]["seed"], "parts": count, "summary": summary(found)}
+    return found, line | {"run": runs[0]["run"]}
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the script."""
     parser = argparse.ArgumentParser(description="Hold predictions to random shapes that they were not fitted to.")
@@ -113,8 +149,16 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=240.0, help="after which no shape begins (default: 240)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--record", type=Path, default=RESULTS, help="file that lines are appended to")
+    parser.add_argument("--part", type=part, metavar="I/N", help="measure every Nth shape, beginning with the Ith")
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="append the parts of a run to the record")
     parser.add_argument("--summary", action="store_true", help="print the summary of the last run of the record")
     given = parser.parse_args(words)
+    if given.merge:
+        found, line = merged(given.merge)
+        for each in (*found, line):
+            append_line(given.record, json.dumps(each))
+        print(text(line["summary"]))
+        return 0
     if given.summary:
         lines = [json.loads(line) for line in given.record.read_text().splitlines()]
         print(text(next(line["summary"] for line in reversed(lines) if "summary" in line)))
@@ -122,11 +166,11 @@ def main(words: Sequence[str] | None = None) -> int:
     device = torch.device(given.device)
     numbers, run = Device.probe(device), Run.now(device)
     record = Record("predictions", numbers, "benchmarks/predictions.py", run.commit, run.date, run.torch)
-    problems = shapes.drawn(given.seed, numbers, training=True)
+    number, count = given.part or (1, 1)
+    problems = itertools.islice(shapes.drawn(given.seed, numbers, training=True), number - 1, given.shapes, count)
     found: list[Row] = []
-    measuring = rows(problems, device, record, seconds=given.seconds)
     try:
-        for row in itertools.islice(measuring, given.shapes):
+        for row in rows(problems, device, record, seconds=given.seconds):
             found.append(row)
             append_line(given.record, json.dumps({"benchmark": "predictions", "seed": given.seed, **row}))
             print(f"\r{len(found)} shapes", end="", file=sys.stderr, flush=True)
@@ -137,6 +181,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     shares = summary(found)
     line = {"benchmark": "predictions", "seed": given.seed, "summary": shares, "run": dataclasses.asdict(run)}
+    if given.part:
+        line["part"] = f"{number}/{count}"
     append_line(given.record, json.dumps(line))
     print(f"\r{text(shares)}")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import gc
+import itertools
 import os
 import time
 import warnings
@@ -111,10 +112,10 @@ def measured(
     watch: Stopwatch = stopwatch,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[list[Point]]:
-    """Measure each problem on every kernel that accepts it until the time is over, and yield its measured calls.
+    """Measure problems on every kernel that accepts them until the time is over, and yield the calls of each problem.
 
     Args:
-        problems: The problems, an endless iterator.
+        problems: The problems, which may be without end.
         device: The device of the calls.
         record: The record that the measured calls refer to.
         seconds: The time after which no further problem begins.
@@ -123,8 +124,7 @@ def measured(
     """
     numbers, began = record.device, clock()
     left = iter(problems)
-    while clock() - began < seconds:
-        several = [next(left) for _ in range(_AT_ONCE)]
+    while clock() - began < seconds and (several := list(itertools.islice(left, _AT_ONCE))):
         build(several, device)
         for problem in several:
             if clock() - began >= seconds:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from gatewise.benchmarks import attention, attention_report, language_model, quality, quality_picture, record, report
 from gatewise.benchmarks.cells import picture as cell_picture
@@ -45,13 +46,16 @@ class Publication:
     draw: Callable[[Path], list[Path]] | None
 
 
-def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
+def publication(
+    benchmark: str, folder: Path, device: str = "", recipes: Mapping[str, Mapping[str, Any]] | None = None
+) -> Publication:
     """Return the newest records of a benchmark, as they are published.
 
     Args:
         benchmark: The name of the benchmark, which is that of its file.
         folder: The folder of the records.
         device: A part of the device's name; empty for any.
+        recipes: The defaults of recipes by task; see `quality.newest`.
 
     Raises:
         ArgumentError: There is no such benchmark or file, a line is not a record, or no record is from such a device.
@@ -104,7 +108,7 @@ def publication(benchmark: str, folder: Path, device: str = "") -> Publication:
             (lambda prefix: scale_picture.draw(scaled, prefix)) if scale_picture.drawable(scaled) else None,
         )
     if benchmark == quality.BENCHMARK:
-        runs = quality.newest(record.read_lines(path, quality.QualityRecord), device)
+        runs = quality.newest(record.read_lines(path, quality.QualityRecord), device, recipes)
         caption = "Scores on validation data by minutes of training, of each recipe and seed"
         curves = functools.partial(quality_picture.draw, runs)
         return Publication(quality.markdown(runs), quality.report(runs), caption, curves)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gatewise.benchmarks.provenance import provenance
@@ -56,19 +56,27 @@ class QualityRecord:
         return cls(**fields | {"run": Run(**fields["run"])})
 
 
-def newest(records: Sequence[QualityRecord], device: str = "") -> list[QualityRecord]:
+def newest(
+    records: Sequence[QualityRecord], device: str = "", defaults: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[QualityRecord]:
     """Return the newest record of each task, recipe and seed, without those of a recipe that was changed since.
 
     Args:
         records: All records of a file, oldest first.
         device: A part of the device's name; see `of_device`.
+        defaults: The settings of a recipe without values, by task. A record that is older than an option lacks it, and
+            was trained with its default.
     """
     fitting = of_device(records, device)
-    settings = {(each.task, each.recipe): each.settings for each in fitting}
+
+    def settings_of(each: QualityRecord) -> dict[str, Any]:
+        return _completed(each.settings, (defaults or {}).get(each.task, {}))
+
+    settings = {(each.task, each.recipe): settings_of(each) for each in fitting}
     current = {
         (each.task, each.recipe, each.seed): each
         for each in fitting
-        if each.settings == settings[each.task, each.recipe]
+        if settings_of(each) == settings[each.task, each.recipe]
     }
     return sorted(current.values(), key=lambda each: (each.task, each.recipe, each.seed))
 
@@ -96,6 +104,14 @@ def report(records: Sequence[QualityRecord]) -> str:
         parts += ["| epoch | minutes | validation |", "|---:|---:|---:|"]
         parts += [f"| {line['epoch']:g} | {line['minutes']:.2f} | {line[score]:.2f} |" for line in each.evaluations]
     return "\n".join(parts) + "\n"
+
+
+def _completed(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by section, with the defaults of those that are missing."""
+    sections = {
+        name: _completed(each, defaults.get(name, {})) for name, each in settings.items() if isinstance(each, dict)
+    }
+    return {**defaults, **settings, **sections}
 
 
 def _spread(values: Sequence[float], digits: int) -> str:

@@ -15,6 +15,7 @@ from gatewise.benchmarks import quality, record
 from gatewise.benchmarks.quality import QualityRecord
 from gatewise.cli.bench_run import Results
 from gatewise.cli.language_model_run import LANGUAGE_MODEL
+from gatewise.cli.launch import Task
 from gatewise.cli.nmt_run import TRANSLATION
 from gatewise.cli.recipe import read_recipe
 from gatewise.contract.errors import ArgumentError, sentence
@@ -68,20 +69,35 @@ def quality_record(folder: RunFolder) -> QualityRecord:
     return found
 
 
+def defaults_of_recipes() -> dict[str, dict[str, Any]]:
+    """Return the settings of a recipe without values, by task, as records have them."""
+    found = {name: _settings(task, dataclasses.asdict(task.defaults)) for name, task in _TASKS.items()}
+    return json.loads(json.dumps(found))
+
+
+def _settings(task: Task, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a recipe without its name, its seed, paths, and what does not change what is trained."""
+    left_out = {"training": ("seed",), task.section: task.paths}
+    return {
+        name: {key: each for key, each in value.items() if key not in left_out.get(name, ())}
+        if isinstance(value, dict)
+        else value
+        for name, value in values.items()
+        if name not in ("name", *_APART)
+    }
+
+
 def _record(result: dict[str, Any], folder: RunFolder) -> QualityRecord:
     task = _TASKS[result.pop("task")]
     values: dict[str, Any] = dataclasses.asdict(read_recipe(folder.recipe, task.defaults))
     if result.pop("epochs") != values["training"]["epochs"]:
         raise ValueError("the result is that of the run before it was resumed to more epochs")
-    seed = values["training"].pop("seed")
-    for path in task.paths:
-        del values[task.section][path]
     return QualityRecord(
         benchmark=quality.BENCHMARK,
         task=task.name,
-        recipe=values.pop("name"),
-        seed=seed,
-        settings={name: value for name, value in values.items() if name not in _APART},
+        recipe=values["name"],
+        seed=values["training"]["seed"],
+        settings=_settings(task, values),
         run=record.Run(**result.pop("run")),
         evaluations=result.pop("evaluations"),
         minutes=result.pop("minutes"),

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from gatewise.benchmarks import language_model, record, report
 from gatewise.benchmarks.publication import publication
+from gatewise.cli.bench_quality import defaults_of_recipes
 from gatewise.cli.bench_run import Results
 from gatewise.files import refuse_overwriting, write_text
 
@@ -38,7 +39,7 @@ def bench_report(
     """Write the report, the plot and a page's table from the newest records of a benchmark."""
     page = reports / f"{benchmark}.md"
     refuse_overwriting({"--into": into}, {"--reports": page})
-    shown = publication(benchmark, results, device)
+    shown = publication(benchmark, results, device, defaults_of_recipes())
     console = Console()
     reports.mkdir(parents=True, exist_ok=True)
     write_text(page, shown.report)

@@ -43,7 +43,8 @@ def test_shares_are_counted_over_calls_and_over_choices(predictions):
     assert "75.0% of    4" in predictions.text(shares)
 
 
-def test_a_tiny_run_writes_each_shape_and_a_summary(predictions, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def small_shapes(monkeypatch):
     drawn = shapes.drawn
     monkeypatch.setattr(
         shapes,
@@ -52,9 +53,46 @@ def test_a_tiny_run_writes_each_shape_and_a_summary(predictions, tmp_path, monke
             each for each in drawn(*given, **options) if each.time * each.batch * each.hidden_size < 1e4
         ),
     )
+
+
+def run(predictions, record, *words):
+    words = "--device", "cpu", "--seconds", "60", "--record", str(record), *words
+    return predictions.main(words)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.usefixtures("small_shapes")
+def test_parts_are_merged_to_the_shapes_of_the_whole_run(predictions, tmp_path):
+    whole, one, two, record = (tmp_path / f"{name}.jsonl" for name in ("whole", "one", "two", "record"))
+    assert run(predictions, whole, "--shapes", "3") == 0
+    assert run(predictions, one, "--shapes", "3", "--part", "1/2") == 0
+    assert run(predictions, two, "--shapes", "3", "--part", "2/2") == 0
+    assert predictions.main(["--merge", str(one), str(two), "--record", str(record)]) == 0
+    *merged, last = lines(record)
+    *expected, _ = lines(whole)
+    assert [line["problem"] for line in lines(two)[:-1]] == [expected[1]["problem"]]
+    assert [line["problem"] for line in merged] == [expected[n]["problem"] for n in (0, 2, 1)]
+    assert last["summary"]["shapes"] == 3
+    assert last["parts"] == 2
+    for files in ([one], [one, one], [whole, one]):
+        with pytest.raises(ValueError, match="not the parts of one run"):
+            predictions.merged(files)
+
+
+@pytest.mark.parametrize("word", ["0/2", "3/2", "2", "one/two"])
+def test_a_part_that_does_not_exist_is_refused(predictions, word):
+    with pytest.raises(SystemExit):
+        predictions.main(["--part", word])
+
+
+@pytest.mark.usefixtures("small_shapes")
+def test_a_tiny_run_writes_each_shape_and_a_summary(predictions, tmp_path, capsys):
     record = tmp_path / "predictions.jsonl"
-    assert predictions.main(["--device", "cpu", "--shapes", "2", "--seconds", "60", "--record", str(record)]) == 0
-    first, second, last = map(json.loads, record.read_text().splitlines())
+    assert run(predictions, record, "--shapes", "2") == 0
+    first, second, last = lines(record)
     for line in (first, second):
         assert line["kernels"][line["chosen"]]["seconds"] > 0
         assert line["kernels"][line["chosen"]]["predicted"] > 0

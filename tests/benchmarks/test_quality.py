@@ -34,3 +34,16 @@ def test_records_of_a_changed_recipe_do_not_count(language: QualityRecord, trans
     older = dataclasses.replace(language, seed=2)
     changed = dataclasses.replace(language, settings={"window": 70})
     assert newest([older, translation, changed]) == [changed, translation]
+
+
+def test_an_option_that_is_newer_than_a_record_had_its_default(language: QualityRecord) -> None:
+    older = dataclasses.replace(language, settings={"threads": 0, "training": {"epochs": 2}})
+    defaults = {"lm": {"threads": 1, "budget": "auto", "training": {"epochs": 9, "clip": 0.0}}}
+
+    def later(**training: float) -> QualityRecord:
+        settings = {"threads": 0, "budget": "auto", "training": {"epochs": 2, **training}}
+        return dataclasses.replace(language, seed=2, settings=settings)
+
+    unchanged, changed = later(clip=0.0), later(clip=1.0)
+    assert newest([older, unchanged], defaults=defaults) == [older, unchanged]
+    assert newest([older, changed], defaults=defaults) == [changed]

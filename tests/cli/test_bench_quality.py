@@ -32,6 +32,10 @@ def test_runs_of_a_language_model_become_records_and_a_table(gatewise, small, tm
     assert 0 < minutes[0] < minutes[1] < first.minutes
     assert first.run.command.endswith("--seed 1 --output run1")
     assert f"lm, seed 1: validation {first.figure('valid'):.2f}, test {first.figure('test'):.2f}" in answer.out
+    file = record.path_of(tmp_path / "records", quality.BENCHMARK)
+    older, newer = map(json.loads, file.read_text().splitlines())
+    assert older["settings"]["training"].pop("best_by") == "loss"  # as in records that are older than this option
+    file.write_text(f"{json.dumps(older)}\n{json.dumps(newer)}\n")
     page = tmp_path / "page.md"
     page.write_text("<!-- benchmark: quality -->\n<!-- /benchmark: quality -->\n")
     words = ("--results", "records", "--reports", "reports", "--into", "page.md")

@@ -29,9 +29,8 @@ def test_a_run_has_its_row(run):
 
 
 def test_predictions_of_cudnn_are_counted():
-    *first, last = (run["summary"]["predicted"] for run in RUNS)
+    *first, last = (run["summary"]["predicted"] for run in RUNS[:4])
     wrong = [{name: round(each["calls"] * (1 - each["within"])) for name, each in run.items()} for run in first]
-    assert len(first) == 3
     assert sum(run["cudnn"] for run in wrong) > sum(run["all"] for run in wrong) / 2
     assert last["cudnn"]["within"] == 1
     assert f"all {last['cudnn']['calls']} predictions of cuDNN were within 25 %" in PAGE

@@ -11,6 +11,7 @@ pytest.importorskip("rich")
 
 from gatewise.benchmarks import record
 from gatewise.benchmarks.publication import publication
+from gatewise.cli.bench_quality import defaults_of_recipes
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / record.RESULTS
@@ -26,7 +27,9 @@ def test_a_page_shows_the_newest_record(page: Path) -> None:
     assert blocks, "the marks of the generated block are missing"
     for name, shown in blocks:
         path = record.path_of(RESULTS, name)
-        expected = publication(name, RESULTS).summary if path.exists() else "No record yet."
+        expected = (
+            publication(name, RESULTS, recipes=defaults_of_recipes()).summary if path.exists() else "No record yet."
+        )
         for picture in PICTURE.findall(shown):
             assert (page.parent / picture).is_file()
         assert PICTURE.sub("", shown).strip() == expected.strip(), (
