@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from gatewise.training.processes import Processes
+from gatewise.training.processes import LARGE_BYTES, Processes
 
 _LOOK_UP = "EmbeddingBackward0"
 _REENTRANT_CHECKPOINT = "CheckpointFunctionBackward"
@@ -19,7 +20,10 @@ _LEAF = "torch::autograd::AccumulateGrad"
 class GradientExchange:
     """Replaces the gradients of each process by their means, which are bitwise equal in all processes.
 
-    By default every gradient is sent as it is, by `Processes.average`.
+    A gradient of `LARGE_BYTES` or more is sent as soon as the backward pass has accumulated it, while the pass goes on
+    with others. The order is the same in all processes, that of the weights from the last to the first, in which a
+    backward pass usually ends with them: a gradient that is ready before its turn waits for those before it, and what
+    no turn has come for when the pass ends is sent then. Small gradients are sent together at the end.
 
     Args:
         processes: The processes.
@@ -42,6 +46,7 @@ class GradientExchange:
         tables = [each.weight for each in model.modules() if isinstance(each, nn.Embedding)] if rows else []
         self._tables = list(dict.fromkeys(table for table in tables if table.requires_grad))
         self._rows: list[torch.Tensor | None] = []
+        self._turns = Turns((), _nothing_to_start)
         self._shapes: Hashable = None
         self._known: dict[tuple[Hashable, int], tuple[int, ...]] = {}
 
@@ -53,9 +58,42 @@ class GradientExchange:
         """
         self._shapes = shapes
 
-    def before_backward(self, loss: torch.Tensor) -> None:
-        """Find the rows of embeddings that a loss depends on; call it before each backward pass."""
-        self._rows = rows_read(loss, self._tables) if self._tables and self._processes.count > 1 else []
+    @contextlib.contextmanager
+    def during_backward(self, loss: torch.Tensor, weights: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Send large gradients during the backward pass in the block; call `average` after it.
+
+        Args:
+            loss: The loss, before its backward pass.
+            weights: The weights whose gradients are exchanged, the same in all processes and steps.
+        """
+        if self._processes.count == 1:
+            yield
+            return
+        self._rows = rows_read(loss, self._tables)
+        apart = set(self._tables)
+        large = [each for each in reversed(weights) if _is_large(each) and each not in apart]
+        self._turns = Turns(large, self._start)
+        hooks = [weight.register_post_accumulate_grad_hook(self._turns.ready) for weight in large]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _start(self, weight: torch.Tensor) -> Callable[[], None]:
+        assert weight.grad is not None
+        with torch.no_grad():
+            if weight.grad.is_contiguous():
+                return self._processes.start_average(weight.grad, bfloat16=self._bfloat16)
+            gradient = weight.grad
+            copy = gradient.contiguous()
+            finish = self._processes.start_average(copy, bfloat16=self._bfloat16)
+
+        def finish_and_copy() -> None:
+            finish()
+            gradient.copy_(copy)
+
+        return finish_and_copy
 
     @torch.no_grad()
     def average(self, weights: Sequence[nn.Parameter], others: Sequence[torch.Tensor] = ()) -> None:
@@ -67,7 +105,8 @@ class GradientExchange:
             weights: The weights, each with a gradient, the same in all processes and steps.
             others: Further small floating-point tensors of the same shapes in all processes.
         """
-        done, exchanged = set(), set(weights)
+        finish = self._turns.rest()
+        done, exchanged = set(self._turns.tensors), set(weights)
         for place, (table, rows) in enumerate(zip(self._tables, self._rows, strict=False)):
             if table not in exchanged:
                 continue
@@ -76,9 +115,11 @@ class GradientExchange:
                 assert table.grad is not None
                 self._average_rows(table.grad, rows, max(numbers))
                 done.add(table)
-        self._rows = []
+        self._rows, self._turns = [], Turns((), _nothing_to_start)
         whole = [weight.grad for weight in weights if weight not in done and weight.grad is not None]
         self._processes.average([*whole, *others], bfloat16=self._bfloat16)
+        for each in finish:
+            each()
 
     def _numbers(self, place: int, own: int) -> tuple[int, ...]:
         """Return the numbers of rows that the processes want to send of a matrix, by rank; -1 for the whole matrix.
@@ -124,6 +165,52 @@ class GradientExchange:
         for its_rows, its_values in zip(all_rows, all_values, strict=True):
             # The sum of a row has one number other than zero, so that its order makes no difference.
             gradient.index_add_(0, its_rows, its_values.to(gradient.dtype))
+
+
+class Turns:
+    """Work for each of some tensors, which is started in their order, but not before each is ready.
+
+    Args:
+        tensors: The tensors in the order of their turns.
+        start: A function that starts the work for a tensor and returns a function that waits for its result.
+
+    Attributes:
+        tensors: The tensors.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], start: Callable[[torch.Tensor], Callable[[], None]]) -> None:
+        self.tensors = tensors
+        self._start = start
+        self._ready: set[torch.Tensor] = set()
+        self._started: list[Callable[[], None]] = []
+
+    def ready(self, tensor: torch.Tensor) -> None:
+        """Start the work for the tensor if it is its turn, and for those after it that are ready already.
+
+        Raises:
+            RuntimeError: The tensor was ready before: its gradient changes after it has been sent.
+        """
+        if tensor in self._ready:
+            raise RuntimeError(
+                "a weight's gradient was accumulated twice in one backward pass, which several processes cannot "
+                "exchange. Use torch.utils.checkpoint with use_reentrant=False."
+            )
+        self._ready.add(tensor)
+        while len(self._started) < len(self.tensors) and self.tensors[len(self._started)] in self._ready:
+            self._started.append(self._start(self.tensors[len(self._started)]))
+
+    def rest(self) -> list[Callable[[], None]]:
+        """Start what has not been started, and return the functions that wait for the results."""
+        self._started += [self._start(tensor) for tensor in self.tensors[len(self._started) :]]
+        return self._started
+
+
+def _nothing_to_start(tensor: torch.Tensor) -> Callable[[], None]:
+    raise AssertionError("no tensor has a turn")
+
+
+def _is_large(weight: torch.Tensor) -> bool:
+    return weight.nbytes >= LARGE_BYTES
 
 
 def _is_captured(device: torch.device) -> bool:

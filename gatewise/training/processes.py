@@ -7,7 +7,7 @@ import ctypes
 import dataclasses
 import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -82,26 +82,43 @@ class Processes:
         small: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in tensors:
             if tensor.nbytes >= LARGE_BYTES and tensor.is_contiguous():
-                self._average(tensor, bfloat16)
+                self.start_average(tensor, bfloat16=bfloat16)()
             else:
                 small.setdefault(tensor.dtype, []).append(tensor)
         for together in small.values():
             row = torch.cat([tensor.reshape(-1) for tensor in together])
-            self._average(row, bfloat16)
+            self.start_average(row, bfloat16=bfloat16)()
             pieces = row.split([tensor.numel() for tensor in together])
             shaped = [piece.view(tensor.shape) for piece, tensor in zip(pieces, together, strict=True)]
             torch._foreach_copy_(together, shaped)
 
-    def _average(self, tensor: torch.Tensor, bfloat16: bool) -> None:
+    def start_average(self, tensor: torch.Tensor, *, bfloat16: bool = False) -> Callable[[], None]:
+        """Begin to overwrite a contiguous tensor with its mean, and return a function that waits for the result.
+
+        On a GPU, what waits is the current stream and not the host, so that a CUDA graph can capture both.
+
+        Args:
+            tensor: The tensor, which nothing else may write until the result is there.
+            bfloat16: As in `average`.
+        """
         if bfloat16 and tensor.element_size() > 2:
             rounded = tensor.bfloat16().div_(self.count)  # in this order, as PyTorch's bf16_compress_hook
-            distributed.all_reduce(rounded)
-            tensor.copy_(rounded)
+            work = distributed.all_reduce(rounded, async_op=True)
         elif tensor.is_cuda:
-            distributed.all_reduce(tensor, distributed.ReduceOp.AVG)
+            rounded = None
+            work = distributed.all_reduce(tensor, distributed.ReduceOp.AVG, async_op=True)
         else:  # gloo can only add
-            distributed.all_reduce(tensor)
-            tensor.div_(self.count)
+            rounded = None
+            work = distributed.all_reduce(tensor, async_op=True)
+
+        def finish() -> None:
+            work.wait()  # type: ignore[union-attr] - there is a process group of which this process is a member
+            if rounded is not None:
+                tensor.copy_(rounded)
+            elif not tensor.is_cuda:
+                tensor.div_(self.count)
+
+        return finish
 
     def all_gather_tensors(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of all processes, by rank, which have one shape and are contiguous."""

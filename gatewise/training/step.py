@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,10 @@ from gatewise.training.finite_guard import FiniteGuard, joined
 from gatewise.training.optimizers import clipped_update, gradient_size
 from gatewise.training.precision import autocast
 from gatewise.training.processes import ALONE, Processes
+
+
+def _alone(loss: torch.Tensor, weights: list[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 class MeanLoss(nn.Module):
@@ -109,7 +114,7 @@ class Step:
         guard, buffers = self.guard, list(self._mean_loss.buffers())
         self._processes.broadcast_tensors(buffers)
         copies = guard.copies(buffers)
-        loss, after = self._with_gradients(batch, state)
+        loss, after = self._with_gradients(batch, state, self._exchange.during_backward)
         observed = self._average_gradients(guard.observe(loss, after))
         clipped_update(self._optimizer, self._clip, self._clip_value, guard, observed)
         guard.put_back(copies)
@@ -131,21 +136,25 @@ class Step:
             state=torch.stack(leaves).max().item() if leaves else 0.0,
         )
 
-    def _with_gradients(self, batch: Any, state: Any) -> tuple[torch.Tensor, Any]:
+    def _with_gradients(
+        self, batch: Any, state: Any, during_backward: Callable[..., contextlib.AbstractContextManager[None]] = _alone
+    ) -> tuple[torch.Tensor, Any]:
         self._optimizer.zero_grad(set_to_none=True)
         with autocast(self._precision, self._device):
             loss, after = self._mean_loss(batch, state)
-        self._exchange.before_backward(loss)
         # On one device, a second thread for the backward pass would save nothing, and switching to it takes time.
-        with torch.autograd.set_multithreading_enabled(False):
+        with torch.autograd.set_multithreading_enabled(False), during_backward(loss, self._weights()):
             loss.backward()
         return loss.detach(), detach(after)
+
+    def _weights(self) -> list[nn.Parameter]:
+        return [weight for group in self._optimizer.param_groups for weight in group["params"]]
 
     def _average_gradients(self, observed: list[torch.Tensor]) -> list[torch.Tensor]:
         """Average the gradients over the processes, and return scalars that are finite if all gradients are."""
         if self._processes.count == 1:
             return observed
-        weights = [weight for group in self._optimizer.param_groups for weight in group["params"]]
+        weights = self._weights()
         for weight in weights:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)

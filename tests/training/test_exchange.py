@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from gatewise.training import TrainingOptions, exchange
-from gatewise.training.exchange import GradientExchange, rows_read
+from gatewise.training import processes as of_processes
+from gatewise.training.exchange import GradientExchange, Turns, rows_read
 from gatewise.training.graph import WARMUPS, ReplayedStep
 from gatewise.training.optimizers import build_optimizer
 from gatewise.training.processes import Processes
@@ -66,12 +67,12 @@ class Sent:
             monkeypatch.setattr(distributed, name, self._counted(getattr(distributed, name), kind))
 
     def _counted(self, collective, kind):
-        def counted(*arguments):
+        def counted(*arguments, **options):
             tensor = arguments[-1] if kind == "gathered" else arguments[0]
             # Numbers on the host are int64; row numbers are gathered.
             if kind == "gathered" or tensor.is_floating_point():
                 setattr(self, kind, getattr(self, kind) + tensor.nbytes)
-            return collective(*arguments)
+            return collective(*arguments, **options)
 
         return counted
 
@@ -104,8 +105,8 @@ def averaged(processes: Processes, values, rows, bfloat16=False, dtypes=(torch.i
         factors = torch.from_numpy(values)[processes.rank, : len(own)]
         loss = (table(own) * factors).sum()
         sender = GradientExchange(processes, table, bfloat16=bfloat16, rows=by_rows)
-        sender.before_backward(loss)
-        loss.backward()
+        with sender.during_backward(loss, [table.weight]):
+            loss.backward()
         others = [torch.tensor([float(processes.rank)])]
         sender.average([table.weight], others)
         found.append(table.weight.grad.numpy())
@@ -119,7 +120,8 @@ def compressed(processes: Processes):
     own, theirs = Reader(), Reader()
     sender = GradientExchange(processes, own, bfloat16=True)
     loss, _ = own(batch, None)
-    loss.backward()
+    with sender.during_backward(loss, list(own.parameters())):
+        loss.backward()
     sender.average(list(own.parameters()))
     wrapped = DistributedDataParallel(theirs)
     # PyTorch refuses the hook by its name without NCCL, but gloo can run it.
@@ -134,11 +136,50 @@ def one_table(processes: Processes):
     (batch,) = batches(processes.rank, [5])
     sender = GradientExchange(processes, model, rows=True)
     loss, _ = model(batch, None)
-    sender.before_backward(loss)
-    loss.backward()
+    with sender.during_backward(loss, [model.others.weight]):
+        loss.backward()
     own = model.words.weight.grad.clone()
     sender.average([model.others.weight])
     return bool((model.words.weight.grad == own).all()), model.others.weight.grad.numpy()
+
+
+@contextlib.contextmanager
+def all_are_large():
+    """Send every gradient by itself, as if it was large."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (exchange, of_processes):
+            patch.setattr(module, "LARGE_BYTES", 1)
+        yield
+
+
+def trained_overlapped(processes: Processes, lengths, **options):
+    with all_are_large():
+        return trained(processes, lengths, **options)[:2]
+
+
+def turns(processes: Processes):
+    """Return the sizes of what is sent during a backward pass and after it, where one process uses fewer weights."""
+    model = Reader()
+    model.spare = nn.Linear(5, 1, bias=False)  # the last weight
+    weights = list(model.parameters())
+    (batch,) = batches(processes.rank, [5])
+    sizes, all_reduce = [], distributed.all_reduce
+
+    def counted(tensor, *arguments, **options):
+        sizes.append(tensor.numel())
+        return all_reduce(tensor, *arguments, **options)
+
+    with all_are_large(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed, "all_reduce", counted)
+        sender = GradientExchange(processes, model)
+        loss = model(batch, None)[0] + (model.spare.weight.sum() if processes.rank == 0 else 0)
+        with sender.during_backward(loss, weights):
+            loss.backward()
+        during = len(sizes)
+        for weight in weights:
+            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        sender.average(weights, [torch.ones(7)])
+    return sizes[:during], sizes[during:], model.spare.weight.grad.numpy(), [each.numel() for each in weights]
 
 
 def different_uses(processes: Processes):
@@ -183,6 +224,10 @@ def found(request, tmp_path_factory):
     jobs["averaged nothing"] = (averaged, {"values": VALUES, "rows": [[], [], []]})
     jobs["compressed"] = (compressed, {})
     jobs["one table"] = (one_table, {})
+    jobs["overlapped"] = (trained_overlapped, {"lengths": LENGTHS})
+    jobs["overlapped bfloat16"] = (trained_overlapped, {"lengths": LENGTHS, "exchange_bfloat16": True})
+    jobs["overlapped replayed"] = (trained_overlapped, {"lengths": LENGTHS, "recorded": True, "exchange_rows": True})
+    jobs["turns"] = (turns, {})
     jobs["different uses"] = (different_uses, {})
     return request.param, together(tmp_path_factory.mktemp("results"), jobs, count=request.param)
 
@@ -363,3 +408,54 @@ def test_a_checkpoint_that_hides_a_part_of_the_graph_sends_the_whole_matrix(reen
     hidden = checkpoint(lambda x: x * table(tokens), start, use_reentrant=reentrant)
     (read,) = rows_read((hidden + table(tokens)).sum(), [table.weight])
     assert (read is None) == whole
+
+
+@pytest.mark.parametrize(
+    ("kind", "plain"), [("overlapped", "plain"), ("overlapped bfloat16", "bfloat16"), ("overlapped replayed", "rows")]
+)
+def test_what_is_sent_during_the_backward_pass_gives_the_same_weights(found, kind, plain):
+    count, results = found
+    (losses, weights), *others = results[kind]
+    expected, plain_weights, _ = results[plain][0]
+    for _, other in others:
+        for one, another in zip(weights, other, strict=True):
+            np.testing.assert_array_equal(one, another)
+    # Three numbers are added in an order that depends on their place in what is sent.
+    close = {2: 0.0, 3: 1e-5 if plain != "bfloat16" else 2e-2}[count]
+    assert losses == pytest.approx(expected, rel=close, abs=0)
+    if not close:
+        for one, another in zip(weights, plain_weights, strict=True):
+            np.testing.assert_array_equal(one, another)
+
+
+def test_gradients_are_sent_in_the_same_order_by_all_and_during_the_backward_pass(found):
+    count, results = found
+    first, *others = results["turns"]
+    sizes = first[3]
+    assert first[0] + first[1] == [*reversed(sizes), 7], "one by one, from the last weight to the first, then the rest"
+    assert len(first[0]) > 1, "the first process has a gradient for the last weight, and sends during the pass"
+    for other in others:
+        assert other[0] == [], "the last weight has the first turn, and no gradient here"
+        assert other[0] + other[1] == first[0] + first[1]
+    for _, _, gradient, _ in results["turns"]:
+        np.testing.assert_allclose(gradient, 1 / count, rtol=1e-6)
+
+
+def test_turns_come_in_order_and_once():
+    tensors, started = [torch.zeros(each) for each in range(4)], []
+
+    def start(tensor):
+        started.append(len(tensor))
+        return lambda: started.append(f"{len(tensor)} done")
+
+    order = Turns(tensors, start)
+    order.ready(tensors[1])
+    order.ready(tensors[2])
+    assert started == []
+    order.ready(tensors[0])
+    assert started == [0, 1, 2]
+    with pytest.raises(RuntimeError, match=r"accumulated twice in one backward pass.*use_reentrant=False"):
+        order.ready(tensors[1])
+    for finish in order.rest():
+        finish()
+    assert started == [0, 1, 2, 3, *(f"{each} done" for each in range(4))]
