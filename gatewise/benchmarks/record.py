@@ -101,6 +101,7 @@ class Record:
         runs: The number of samples.
         words_per_second: The words of a batch divided by the median.
         peak_bytes: The peak memory of one step in addition to weights and state; None on a CPU.
+        allocated_bytes: The peak of all memory of the first process, weights and graphs included; None if unknown.
         error: The relative error that is largest relative to its allowance.
         allowed: The allowance of that error.
         run: The run of the record.
@@ -121,6 +122,7 @@ class Record:
     runs: int = 0
     words_per_second: float | None = None
     peak_bytes: int | None = None
+    allocated_bytes: int | None = None
     error: float | None = None
     allowed: float | None = None
 

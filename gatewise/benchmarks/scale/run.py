@@ -112,4 +112,5 @@ def _record(settings: Settings, about: Run, processes: int, answer: dict) -> Rec
     )
     if answer["status"] != MEASURED:
         return record
+    record = dataclasses.replace(record, allocated_bytes=answer["allocated_bytes"])
     return record.timed(Timing.of(answer["samples"]), case.words * processes)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,6 +20,7 @@ from gatewise.benchmarks.precision import Precision
 from gatewise.benchmarks.scale.ways import Way
 from gatewise.data import Window
 from gatewise.models import LanguageModel
+from gatewise.models.lstm_stack import LSTMStack
 from gatewise.training import TrainingOptions
 from gatewise.training.graph import ReplayedStep, TrainBatch, cuda_graphs, refusal
 from gatewise.training.optimizers import build_optimizer
@@ -64,6 +66,7 @@ def training_step(
     rate, clip = float(case.time), case.clip_norm / case.time
     vocabulary, device = len(start[0]), processes.device
     loss: nn.Module
+    plain: Any = None
     with torch.device(device):
         if way.layer is None:
             model: nn.Module = LanguageModel(
@@ -75,6 +78,8 @@ def training_step(
                 embedding_dropout=dropout,
                 layer_dropout=dropout,
             )
+            if way.apart:
+                model.lstm = LSTMStack([case.hidden_size] * (case.num_layers + 1), nn.Dropout(dropout))
             loss = MeanLoss(model)
         else:
             model = plain = rivals.LanguageModel(case, vocabulary, rivals.Way(way.name, way.layer), dropout)
@@ -85,6 +90,10 @@ def training_step(
     model.train()
     if way.parallel and processes.count > 1:
         loss = _parallel(loss, way, device)
+    if way.sharded and processes.count > 1:
+        fully_shard(plain.embedding)
+        fully_shard(plain.decoder)
+        fully_shard(plain)
     if way.layer is not None:
         yield _plain_step(loss, rate, clip, precision, device), model
         return
@@ -110,10 +119,12 @@ def training_step(
         yield replayed, model
 
 
-def in_turn(step: TrainBatch, batches: Sequence[Window], case: LanguageModelCase, start: Sequence[Tensor]) -> Any:
+def in_turn(
+    way: Way, step: TrainBatch, batches: Sequence[Window], case: LanguageModelCase, start: Sequence[Tensor]
+) -> Any:
     """Return a function that trains on the next batch, with the state of the one before, and returns the loss."""
     zeros = start[0].new_zeros(case.num_layers, case.batch, case.hidden_size)
-    state: Any = (zeros, zeros)
+    state: Any = ((zeros[:1], zeros[:1]),) * case.num_layers if way.apart else (zeros, zeros)
     following = itertools.cycle(batches)
 
     def train() -> Tensor:

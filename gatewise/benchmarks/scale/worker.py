@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from gatewise import files
 from gatewise.benchmarks.cases import LanguageModelCase
@@ -117,10 +118,13 @@ class _Rows:
         if not finding.agrees:
             return {"status": WRONG, "note": str(finding)}
         with self._step(way, self._case.dropout) as (step, model):
-            train = in_turn(step, self._batches, self._case, self._start)
+            train = in_turn(way, step, self._batches, self._case, self._start)
             for _ in range(_WARMUPS):
                 train()
+            if self._processes.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
             samples = [self._sample(train) for _ in range(self._task.runs)]
+            allocated = torch.cuda.max_memory_allocated() if self._processes.device.type == "cuda" else None
             # All processes learn of a loss in one of them: those that went on would wait for it.
             bad = self._processes.all_gather_number(int(not math.isfinite(float(train()))))
             if any(bad):
@@ -128,7 +132,7 @@ class _Rows:
                 return {"status": WRONG, "note": f"{loss} is not finite"}
             if len(set(self._processes.all_gather(_digest(model)))) > 1:
                 return {"status": WRONG, "note": "the weights of the processes differ"}
-        return {"status": MEASURED, "note": str(finding), "samples": samples}
+        return {"status": MEASURED, "note": str(finding), "samples": samples, "allocated_bytes": allocated}
 
     def _losses(self, way: Way, nudge: Nudge | None = None) -> Curve:
         """Return the mean losses of all processes in a few steps without dropout, whose masks would differ."""
@@ -136,7 +140,7 @@ class _Rows:
         with self._step(way, 0.0) as (step, model):
             if nudge is not None:
                 nudge.move(model.parameters())
-            train = in_turn(step, self._batches[:2], self._case, self._start)
+            train = in_turn(way, step, self._batches[:2], self._case, self._start)
             found = torch.stack([train().detach().double().clone() for _ in range(STEPS)]).cpu()
         return tuple((processes.all_reduce_sum(found) / processes.count).tolist())
 
@@ -161,7 +165,8 @@ class _Rows:
 def _digest(model: nn.Module) -> str:
     found = hashlib.sha256()
     for weight in model.parameters():
-        found.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        found.update(whole.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 
