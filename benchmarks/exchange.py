@@ -63,7 +63,7 @@ def main() -> None:
         for name, way in WAYS.items():
             group = ALONE if name == "none" else processes
             step, _ = held.enter_context(training_step(way, case, start, PRECISIONS["fp32"], group, dropout=0.0))
-            steps[name] = in_turn(way, step, batches, case, start)
+            steps[name] = in_turn(step, batches, case, start)
             for _ in range(3):
                 steps[name]()
         seconds = {name: [] for name in WAYS}

@@ -38,6 +38,7 @@ if not _program.LISTING:  # torch takes seconds to import, and the list of comma
     from gatewise import cells, functional
     from gatewise.cells import Cell
     from gatewise.contract.capture import for_cuda_graph
+    from gatewise.contract.data_parallel import for_data_parallel
     from gatewise.contract.decision import Decision
     from gatewise.contract.device import Device
     from gatewise.nn import (
@@ -91,6 +92,7 @@ __all__ = [
     "cells",
     "explain",
     "for_cuda_graph",
+    "for_data_parallel",
     "functional",
     "kernel_names",
     "restore",

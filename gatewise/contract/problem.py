@@ -72,6 +72,7 @@ class Problem:
             (`gatewise.for_cuda_graph`), so that the chosen kernel has been initialised before the capture.
         cell: The cell, which states the equations of one step.
         resets: Whether the states are reset to zero before the steps that the caller marks.
+        reserved: The number of multiprocessors that backward passes leave free, see `gatewise.for_data_parallel`.
     """
 
     time: int
@@ -94,6 +95,7 @@ class Problem:
     announced: bool = False
     cell: Cell = LSTM()  # noqa: RUF009  cells are immutable
     resets: bool = False
+    reserved: int = 0
     _hash: int | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
@@ -187,5 +189,6 @@ class Problem:
             "training" if self.needs_grad else "inference",
             "lean memory" if self.rebuilds_gates else "",
             "in a CUDA graph" if self.captured else "",
+            f"{self.reserved} multiprocessors left free" if self.reserved else "",
         ]
         return ", ".join([sizes, *filter(None, extras)])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gatewise.cells import Cell
+from gatewise.contract.data_parallel import separates_layers
 from gatewise.contract.errors import ArgumentError, KernelRefused, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.pytorch import cell_of_mode
@@ -20,6 +21,7 @@ from gatewise.contract.steps import LayerSteps
 from gatewise.functional.arguments import check_reverse, check_tensors
 from gatewise.functional.execution import execute, prepare
 from gatewise.functional.explicit import Output, State
+from gatewise.functional.layer_by_layer import layer_by_layer, separate_layers
 from gatewise.functional.operators import traced
 from gatewise.functional.passes import with_masks
 from gatewise.functional.plan import Particulars
@@ -160,14 +162,13 @@ def recurrent(
         options = lengths, batch_sizes, bidirectional, dropout, kernel, memory
         if compiling or x.is_meta:
             found = traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
+        elif separates_layers() and (layers := separate_layers(state, flat, bidirectional, cell_of_mode(cell))) > 1:
+            options = lengths, batch_sizes, bidirectional, 0.0, kernel, memory, cell, resets
+            found = layer_by_layer(
+                lambda x, state, flat: _executed(x, state, flat, *options), layers, x, state, flat, dropout
+            )
         else:
-            try:
-                found = execute(x, state, flat, *options, cell, resets)
-            except TypeError:  # symbols, as `make_fx` has for sizes, are no key of a plan
-                shapes = itertools.chain.from_iterable(tensor.shape for tensor in (x, *(state or ()), *flat))
-                if not any(isinstance(size, torch.SymInt) for size in shapes):
-                    raise
-                found = traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
+            found = _executed(x, state, flat, *options, cell, resets)
     return found if order is None else (order.reordered(found[0]), *found[1:])
 
 
@@ -229,6 +230,29 @@ def recurrent_with_steps(
     if order is None:
         return result.y, result.h_n, result.c_n, steps
     return order.reordered(result.y), result.h_n, result.c_n, tuple(layer.map(order.reordered) for layer in steps)
+
+
+def _executed(
+    x: Tensor,
+    state: tuple[Tensor, ...] | None,
+    flat: tuple[Tensor, ...],
+    lengths: Tensor | Sequence[int] | None,
+    batch_sizes: Tensor | None,
+    bidirectional: bool,
+    dropout: float,
+    kernel: str,
+    memory: str,
+    cell: Cell | str,
+    resets: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    options = lengths, batch_sizes, bidirectional, dropout, kernel, memory
+    try:
+        return execute(x, state, flat, *options, cell, resets)
+    except TypeError:  # symbols, as `make_fx` has for sizes, are no key of a plan
+        shapes = itertools.chain.from_iterable(tensor.shape for tensor in (x, *(state or ()), *flat))
+        if not any(isinstance(size, torch.SymInt) for size in shapes):
+            raise
+        return traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
 
 
 def _is_transformed() -> bool:

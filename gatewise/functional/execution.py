@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from gatewise.cells import Cell
 from gatewise.contract.budget import check_memory_budget
 from gatewise.contract.capture import state as state_of_capture
+from gatewise.contract.data_parallel import reserved
 from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import Layout, Problem
@@ -176,7 +177,8 @@ def _planned(
         tf32 = on_gpu and x.dtype is torch.float32 and tf32_allowed()
         # A compiled call has one choice, inside a CUDA graph and outside.
         capture = state_of_capture() if on_gpu and not traced else ""
-        settings = Settings(wanted, tf32, torch._C._get_cudnn_enabled(), capture, autocast, transformed)
+        left_free = reserved() if on_gpu and needs_grad else 0
+        settings = Settings(wanted, tf32, torch._C._get_cudnn_enabled(), capture, autocast, transformed, left_free)
     # The policy "measure" depends on earlier measurements, and choosing within a budget is logged at every call.
     cached = wanted.policy == "predict" and (particulars is None or particulars.memory_budget is None)
     try:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gatewise.cells import LSTM, Cell, stated
 from gatewise.contract.capture import state as state_of_capture
+from gatewise.contract.data_parallel import reserved
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.errors import KernelRefused, callers_level, sentence
@@ -89,6 +90,7 @@ class Settings(NamedTuple):
         capture: The state of CUDA graph capture, from `contract.capture.state`.
         autocast: Whether autocast is enabled for any device.
         transformed: Whether a transform of `torch.func` or a derivative in forward mode is active.
+        reserved: The number of multiprocessors that backward passes leave free, from `contract.data_parallel`.
     """
 
     wanted: Preference = FREE
@@ -97,6 +99,7 @@ class Settings(NamedTuple):
     capture: str = ""
     autocast: bool = False
     transformed: bool = False
+    reserved: int = 0
 
 
 _USUAL_SETTINGS, _USUAL_PARTICULARS = Settings(), Particulars()
@@ -176,7 +179,7 @@ def plan_of(
     """
     if plan_of.cache_info().currsize >= _MOST_PLANS:
         plan_of.cache_clear()
-    wanted, allow_tf32, cudnn_enabled, capture, autocast, transformed = settings or _USUAL_SETTINGS
+    wanted, allow_tf32, cudnn_enabled, capture, autocast, transformed, left_free = settings or _USUAL_SETTINGS
     lengths, projected, memory_budget, traced, empty, resets = particulars or _USUAL_PARTICULARS
     cell = cell_of_mode(cell)
     if projected:
@@ -190,6 +193,8 @@ def plan_of(
         problem = problem.replace(projected=True)
     if resets:
         problem = problem.replace(resets=True)
+    if left_free:
+        problem = problem.replace(reserved=left_free)
     rows = problem.num_layers * problem.num_directions
     h0_shape, c0_shape = (rows, problem.batch, problem.state_size), (rows, problem.batch, problem.states_size)
     shapes = h0_shape, None if c0_shape == h0_shape else c0_shape  # nothing writes to the states
@@ -320,6 +325,8 @@ def decision_of(
         problem = _with_lengths(problem, layout, longest == 0)
     if resets is not None:
         problem = problem.replace(resets=True)
+    if x.is_cuda and reserved():
+        problem = problem.replace(reserved=reserved())
     device = probed(x.device)
     return decide_as_pytorch(problem, device) if by_pytorch else decide(problem, device, kernel)
 

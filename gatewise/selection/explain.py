@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gatewise.cells import Cell
 from gatewise.contract.capture import state as capture_state
+from gatewise.contract.data_parallel import reserved
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
@@ -134,6 +135,7 @@ def explain(
         allow_tf32=where.kind == "cuda" and number_type == torch.float32 and tf32_allowed(),
         lean=getattr(module, "memory", NORMAL) == LEAN,
         cell=cell,
+        reserved=reserved() if where.kind == "cuda" else 0,
         captured=capture != "",
         announced=capture == "announced",
         resets=resets is not None and resets is not False,

@@ -13,12 +13,20 @@ from typing import Any
 import torch
 from torch import distributed
 
+from gatewise.contract.data_parallel import MULTIPROCESSORS
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.training.attempt import rendezvous
 from gatewise.training.failure_channel import notifying_failures
 
 LARGE_BYTES = 1 << 20
 """The size from which on tensors are averaged one by one; smaller tensors are combined into one collective."""
+
+
+Finish = Callable[[], None]
+"""A function that waits for the result of a collective, and puts it where it belongs."""
+
+_LIMIT_OF_NCCL = "NCCL_MAX_CTAS"
+"""The environment variable by which NCCL is limited to a number of thread blocks, one for a multiprocessor."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,53 +74,65 @@ class Processes:
             if whole.data_ptr() != tensor.data_ptr():
                 tensor.copy_(whole)
 
-    @torch.no_grad()
     def average(self, tensors: Sequence[torch.Tensor], *, bfloat16: bool = False) -> None:
-        """Overwrite tensors with their means over the processes (all-reduce), which are bitwise equal in all of them.
+        """Overwrite tensors with their means over the processes; see `start_average`."""
+        self.start_average(tensors, bfloat16=bfloat16)()
 
-        Nothing synchronises with the device, so a CUDA graph can capture it.
+    @torch.no_grad()
+    def start_average(self, tensors: Sequence[torch.Tensor], *, bfloat16: bool = False) -> Finish:
+        """Begin to overwrite tensors with their means over the processes, and return a function that ends it.
+
+        The means (all-reduce) are bitwise equal in all processes. On a GPU, what waits for them is the current stream
+        and not the host, so that a CUDA graph can capture both.
 
         Args:
-            tensors: Floating-point tensors; all processes pass the same shapes in the same order.
+            tensors: Floating-point tensors; all processes pass the same shapes in the same order. Nothing else may
+                write them until the means are there.
             bfloat16: Whether numbers of more than 16 bits are divided by the number of processes, rounded to bfloat16
                 and added in it.
         """
         if self.count == 1:
-            return
+            return _nothing
         small: dict[torch.dtype, list[torch.Tensor]] = {}
+        finish = []
         for tensor in tensors:
             if tensor.nbytes >= LARGE_BYTES and tensor.is_contiguous():
-                self.start_average(tensor, bfloat16=bfloat16)()
+                finish.append(self._start_average(tensor, bfloat16))
             else:
                 small.setdefault(tensor.dtype, []).append(tensor)
-        for together in small.values():
-            row = torch.cat([tensor.reshape(-1) for tensor in together])
-            self.start_average(row, bfloat16=bfloat16)()
-            pieces = row.split([tensor.numel() for tensor in together])
-            shaped = [piece.view(tensor.shape) for piece, tensor in zip(pieces, together, strict=True)]
-            torch._foreach_copy_(together, shaped)
+        finish += [self._start_together(together, bfloat16) for together in small.values()]
 
-    def start_average(self, tensor: torch.Tensor, *, bfloat16: bool = False) -> Callable[[], None]:
-        """Begin to overwrite a contiguous tensor with its mean, and return a function that waits for the result.
+        def finish_all() -> None:
+            for each in finish:
+                each()
 
-        On a GPU, what waits is the current stream and not the host, so that a CUDA graph can capture both.
+        return finish_all
 
-        Args:
-            tensor: The tensor, which nothing else may write until the result is there.
-            bfloat16: As in `average`.
-        """
+    def _start_together(self, tensors: list[torch.Tensor], bfloat16: bool) -> Finish:
+        row = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        finish_row = self._start_average(row, bfloat16)
+
+        def finish() -> None:
+            finish_row()
+            pieces = row.split([tensor.numel() for tensor in tensors])
+            shaped = [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
+            torch._foreach_copy_(tensors, shaped)
+
+        return finish
+
+    def _start_average(self, tensor: torch.Tensor, bfloat16: bool) -> Finish:
+        rounded = None
         if bfloat16 and tensor.element_size() > 2:
-            rounded = tensor.bfloat16().div_(self.count)  # in this order, as PyTorch's bf16_compress_hook
+            rounded = torch.div(tensor, self.count, out=torch.empty_like(tensor, dtype=torch.bfloat16))
             work = distributed.all_reduce(rounded, async_op=True)
         elif tensor.is_cuda:
-            rounded = None
             work = distributed.all_reduce(tensor, distributed.ReduceOp.AVG, async_op=True)
         else:  # gloo can only add
-            rounded = None
             work = distributed.all_reduce(tensor, async_op=True)
 
         def finish() -> None:
-            work.wait()  # type: ignore[union-attr] - there is a process group of which this process is a member
+            assert work is not None  # there is a process group of which this process is a member
+            work.wait()
             if rounded is not None:
                 tensor.copy_(rounded)
             elif not tensor.is_cuda:
@@ -120,13 +140,19 @@ class Processes:
 
         return finish
 
-    def all_gather_tensors(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors of all processes, by rank, which have one shape and are contiguous."""
+    def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+        """Begin to gather contiguous tensors of one shape; return a function that waits, and returns them by rank."""
         if self.count == 1:
-            return [tensor]
+            return lambda: [tensor]
         tensors = [torch.empty_like(tensor) for _ in range(self.count)]
-        distributed.all_gather(tensors, tensor)
-        return tensors
+        work = distributed.all_gather(tensors, tensor, async_op=True)
+
+        def finish() -> list[torch.Tensor]:
+            assert work is not None  # there is a process group of which this process is a member
+            work.wait()
+            return tensors
+
+        return finish
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor over the processes."""
@@ -179,6 +205,10 @@ class Processes:
         self.any(False)
 
 
+def _nothing() -> None:
+    """Wait for nothing."""
+
+
 ALONE = Processes(0, 1, torch.device("cpu"))
 """A single process; the device makes no difference."""
 
@@ -209,6 +239,8 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
         return
     # Values on the host use a CPU backend, so that no process waits for a GPU.
     if chosen.type == "cuda":
+        # As many as the kernels of a training step leave free, see `Step`.
+        os.environ.setdefault(_LIMIT_OF_NCCL, str(MULTIPROCESSORS))
         distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen, **rendezvous())
     else:
         distributed.init_process_group("gloo", **rendezvous())

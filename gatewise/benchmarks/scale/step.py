@@ -18,9 +18,9 @@ from gatewise.benchmarks import rivals
 from gatewise.benchmarks.cases import LanguageModelCase
 from gatewise.benchmarks.precision import Precision
 from gatewise.benchmarks.scale.ways import Way
+from gatewise.contract.data_parallel import for_data_parallel
 from gatewise.data import Window
 from gatewise.models import LanguageModel
-from gatewise.models.lstm_stack import LSTMStack
 from gatewise.training import TrainingOptions
 from gatewise.training.graph import ReplayedStep, TrainBatch, cuda_graphs, refusal
 from gatewise.training.optimizers import build_optimizer
@@ -31,12 +31,14 @@ from gatewise.training.step import MeanLoss, Step
 class _PlainLoss(nn.Module):
     """The mean loss of the language model as it is usually written."""
 
-    def __init__(self, model: rivals.LanguageModel) -> None:
+    def __init__(self, model: rivals.LanguageModel, overlapped: bool) -> None:
         super().__init__()
         self.model = model
+        self.overlapped = overlapped
 
     def forward(self, batch: Window, state: Any) -> tuple[Tensor, Any]:
-        hidden, state = self.model(batch.inputs, state)
+        with for_data_parallel() if self.overlapped else contextlib.nullcontext():
+            hidden, state = self.model(batch.inputs, state)
         return functional.cross_entropy(self.model.decoder(hidden).float(), batch.targets.flatten()), state
 
 
@@ -78,12 +80,10 @@ def training_step(
                 embedding_dropout=dropout,
                 layer_dropout=dropout,
             )
-            if way.apart:
-                model.lstm = LSTMStack([case.hidden_size] * (case.num_layers + 1), nn.Dropout(dropout))
             loss = MeanLoss(model)
         else:
             model = plain = rivals.LanguageModel(case, vocabulary, rivals.Way(way.name, way.layer), dropout)
-            loss = _PlainLoss(plain)
+            loss = _PlainLoss(plain, way.overlapped)
     with torch.no_grad():
         for parameter, value in zip(model.parameters(), start, strict=True):
             parameter.copy_(value)
@@ -119,12 +119,10 @@ def training_step(
         yield replayed, model
 
 
-def in_turn(
-    way: Way, step: TrainBatch, batches: Sequence[Window], case: LanguageModelCase, start: Sequence[Tensor]
-) -> Any:
+def in_turn(step: TrainBatch, batches: Sequence[Window], case: LanguageModelCase, start: Sequence[Tensor]) -> Any:
     """Return a function that trains on the next batch, with the state of the one before, and returns the loss."""
     zeros = start[0].new_zeros(case.num_layers, case.batch, case.hidden_size)
-    state: Any = ((zeros[:1], zeros[:1]),) * case.num_layers if way.apart else (zeros, zeros)
+    state: Any = (zeros, zeros)
     following = itertools.cycle(batches)
 
     def train() -> Tensor:

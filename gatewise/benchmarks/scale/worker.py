@@ -113,12 +113,13 @@ class _Rows:
                 max(self._precision.rounding, _BFLOAT16 if way.bfloat16 else 0.0),
                 rounding_of_sum(self._case.words * self._processes.count),
                 f"{yardstick.name} in bfloat16" if way.bfloat16 else yardstick.name,
+                lambda: self._losses(WAYS[0], precision=PRECISIONS["fp32"]),
             )
         finding = self._rivals[way.bfloat16].beside(self._losses(way))
         if not finding.agrees:
             return {"status": WRONG, "note": str(finding)}
-        with self._step(way, self._case.dropout) as (step, model):
-            train = in_turn(way, step, self._batches, self._case, self._start)
+        with self._step(way, self._case.dropout, self._precision) as (step, model):
+            train = in_turn(step, self._batches, self._case, self._start)
             for _ in range(_WARMUPS):
                 train()
             if self._processes.device.type == "cuda":
@@ -134,19 +135,19 @@ class _Rows:
                 return {"status": WRONG, "note": "the weights of the processes differ"}
         return {"status": MEASURED, "note": str(finding), "samples": samples, "allocated_bytes": allocated}
 
-    def _losses(self, way: Way, nudge: Nudge | None = None) -> Curve:
+    def _losses(self, way: Way, nudge: Nudge | None = None, precision: Precision | None = None) -> Curve:
         """Return the mean losses of all processes in a few steps without dropout, whose masks would differ."""
-        processes = self._processes
-        with self._step(way, 0.0) as (step, model):
+        processes, precision = self._processes, precision or self._precision
+        with precision.applied(), self._step(way, 0.0, precision) as (step, model):
             if nudge is not None:
                 nudge.move(model.parameters())
-            train = in_turn(way, step, self._batches[:2], self._case, self._start)
+            train = in_turn(step, self._batches[:2], self._case, self._start)
             found = torch.stack([train().detach().double().clone() for _ in range(STEPS)]).cpu()
         return tuple((processes.all_reduce_sum(found) / processes.count).tolist())
 
-    def _step(self, way: Way, dropout: float) -> Any:
+    def _step(self, way: Way, dropout: float, precision: Precision) -> Any:
         torch.manual_seed(_SEED + self._processes.rank)
-        return training_step(way, self._case, self._start, self._precision, self._processes, dropout=dropout)
+        return training_step(way, self._case, self._start, precision, self._processes, dropout=dropout)
 
     def _sample(self, train: Any) -> float:
         self._wait()

@@ -24,6 +24,7 @@ from gatewise.kernels.persistent.criteria import CRITERIA
 from gatewise.kernels.persistent.sizes import half_operands, layer_pairs
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of, has_two_tensors
 from gatewise.kernels.persistent.sizes.exactness import exact_products
+from gatewise.kernels.persistent.sizes.free_multiprocessors import device_of_pass
 from gatewise.kernels.persistent.sizes.memory import (
     copies_states,
     is_laid_out,
@@ -292,10 +293,10 @@ def _passes(problem: Problem, device: Device) -> list[_Pass]:
     names = ("forward", "backward") if problem.needs_grad else ("forward",)
     sizes = problem.hidden_size, problem.batch, problem.num_directions
     number = problem.element_bytes, exact_products(problem)
-    cuts = [
-        (name, tiling(*sizes, device, backward, *number, cell_size_of(problem.cell, backward=backward)))
-        for name, backward in zip(names, (False, True), strict=False)
-    ]
+    cuts = []
+    for name, backward in zip(names, (False, True), strict=False):
+        where = device_of_pass(problem, device, backward=backward)
+        cuts.append((name, tiling(*sizes, where, backward, *number, cell_size_of(problem.cell, backward=backward))))
     return [
         _Pass(name, cut, layer_pairs.stacked_cut(problem, device, backward=name == "backward"))
         for name, cut in cuts

@@ -126,8 +126,8 @@ def test_each_row_is_announced_and_answered(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_row_with_other_losses_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     found, losses = Answers(monkeypatch), worker._Rows._losses
 
-    def different(rows, way, nudge=None):
-        curve = losses(rows, way, nudge)
+    def different(rows, way, nudge=None, precision=None):
+        curve = losses(rows, way, nudge, precision)
         return curve if way.name == "nn.LSTM, DDP" else (*curve[:-1], 1.5 * curve[-1])
 
     monkeypatch.setattr(worker._Rows, "_losses", different)

@@ -18,6 +18,7 @@ from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from gatewise.kernels.persistent.sizes.exactness import exact_products
+from gatewise.kernels.persistent.sizes.free_multiprocessors import device_of_pass
 from gatewise.kernels.persistent.sizes.step import code_of, has_fused_passes, macros_of
 from gatewise.kernels.persistent.sizes.tilings import Tiling, stacked_tiling, tiling
 
@@ -68,6 +69,7 @@ def _launch_of(
     name: str, problem: Problem, batch: int, directions: int, ragged: bool, device: Device, *, pair: bool = False
 ) -> Launch:
     sizes, precision = (problem.hidden_size, batch, directions), (problem.dtype, exact_products(problem))
+    device = device_of_pass(problem, device, backward=name == "backward")
     return launch_of(name, problem.cell, *sizes, *precision, ragged, device, pair, problem.resets)
 
 

@@ -10,6 +10,7 @@ from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.sizes.exactness import exact_products
+from gatewise.kernels.persistent.sizes.free_multiprocessors import device_of_pass
 from gatewise.kernels.persistent.sizes.memory import is_laid_out
 from gatewise.kernels.persistent.sizes.step import has_fused_passes
 from gatewise.kernels.persistent.sizes.tilings import Tiling, stacked_tiling, tiling
@@ -25,6 +26,7 @@ def turns(problem: Problem, device: Device, *, backward: bool) -> list[tuple[int
 @functools.lru_cache(maxsize=4096)
 def stacked_cut(problem: Problem, device: Device, *, backward: bool) -> Tiling | None:
     """Return the tiling of a pair of layers; None if it does not fit, or ranks behind two single layers."""
+    device = device_of_pass(problem, device, backward=backward)
     both = room_for_two(problem, device, backward=backward)
     if both is None:
         return None

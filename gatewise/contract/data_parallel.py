@@ -1,0 +1,65 @@
+"""Calls whose gradients are exchanged between GPUs while the backward pass goes on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from gatewise.contract.errors import ArgumentError, sentence
+
+# The argument of the innermost `for_data_parallel` block of the running context; None outside of all blocks.
+_multiprocessors: ContextVar[int | None] = ContextVar("gatewise_for_data_parallel", default=None)
+
+MULTIPROCESSORS = 24
+"""The default number of multiprocessors that backward passes leave to collectives."""
+
+
+@contextlib.contextmanager
+def for_data_parallel(multiprocessors: int = MULTIPROCESSORS) -> Iterator[None]:
+    """Let gradients be exchanged between GPUs during the backward passes of the calls in the block.
+
+    Two things differ in the block, and the results are the same up to rounding:
+
+    - Each layer of a stack is an autograd node of its own. The gradients of the upper layers are therefore ready, for
+      example for `torch.nn.parallel.DistributedDataParallel`, while those of the lower layers are computed. Otherwise
+      all gradients of a stack are ready at its end. Dropout between layers is that of `torch.nn.functional.dropout`.
+    - The backward passes of `persistent` leave multiprocessors of the GPU free, on which the collectives of NCCL can
+      run beside them; the blocks of a pass wait for each other, and often take all multiprocessors otherwise. Where
+      the weights do not fit on the remaining multiprocessors, a pass takes all of them. Both kinds of kernels wait,
+      but not for each other: a pass is a cooperative launch, which begins when there is room for all of its blocks,
+      and ends without waiting for another GPU.
+
+    Put the block around the forward pass of the model; its backward pass follows the calls. The training commands of
+    gatewise do so for several processes.
+
+    Args:
+        multiprocessors: The number of multiprocessors to leave free, 0 or more. NCCL is limited to as many by the
+            environment variable ``NCCL_MAX_CTAS``.
+
+    Raises:
+        ArgumentError: The number is negative or no integer.
+
+    Examples:
+        >>> import torch, gatewise
+        >>> lstm = gatewise.LSTM(4, 8, num_layers=2)
+        >>> with gatewise.for_data_parallel():
+        ...     y, (h_n, c_n) = lstm(torch.randn(5, 2, 4))
+    """
+    if isinstance(multiprocessors, bool) or not isinstance(multiprocessors, int) or multiprocessors < 0:
+        raise ArgumentError(sentence("multiprocessors", "an integer of 0 or more", repr(multiprocessors)))
+    token = _multiprocessors.set(multiprocessors)
+    try:
+        yield
+    finally:
+        _multiprocessors.reset(token)
+
+
+def separates_layers() -> bool:
+    """Return whether each layer of a stack is an autograd node of its own."""
+    return _multiprocessors.get() is not None
+
+
+def reserved() -> int:
+    """Return the number of multiprocessors that backward passes leave free."""
+    return _multiprocessors.get() or 0
