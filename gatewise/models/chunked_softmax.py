@@ -212,9 +212,12 @@ def _scaled(sums: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return sums times a factor, converted to a dtype and multiplied in the wider of the two dtypes."""
     if dtype.itemsize < sums.itemsize:
         return (sums * factor).to(dtype)
+    if dtype != sums.dtype:
+        # One pass over the numbers: a factor with as many dimensions takes part in the promotion of dtypes.
+        return (sums * factor.reshape((1,) * sums.ndim)).to(dtype)
     if sums.is_contiguous() or sums.ndim < 2:
-        return sums.to(dtype) * factor
-    return copied(sums, sums.new_empty(sums.shape, dtype=dtype)).mul_(factor)
+        return sums * factor
+    return copied(sums, torch.empty_like(sums, memory_format=torch.contiguous_format)).mul_(factor)
 
 
 def _worth_widening(size: int, vocabulary: int, dtype: torch.dtype, on_gpu: bool) -> bool:
