@@ -8,8 +8,8 @@ from contextvars import ContextVar
 
 from gatewise.contract.errors import ArgumentError, sentence
 
-# The argument of the innermost `for_data_parallel` block of the running context; None outside of all blocks.
-_multiprocessors: ContextVar[int | None] = ContextVar("gatewise_for_data_parallel", default=None)
+multiprocessors_left: ContextVar[int | None] = ContextVar("gatewise_for_data_parallel", default=None)
+"""The argument of the innermost `for_data_parallel` block of the running context; None outside of all blocks."""
 
 MULTIPROCESSORS = 24
 """The default number of multiprocessors that backward passes leave to collectives."""
@@ -48,18 +48,13 @@ def for_data_parallel(multiprocessors: int = MULTIPROCESSORS) -> Iterator[None]:
     """
     if isinstance(multiprocessors, bool) or not isinstance(multiprocessors, int) or multiprocessors < 0:
         raise ArgumentError(sentence("multiprocessors", "an integer of 0 or more", repr(multiprocessors)))
-    token = _multiprocessors.set(multiprocessors)
+    token = multiprocessors_left.set(multiprocessors)
     try:
         yield
     finally:
-        _multiprocessors.reset(token)
-
-
-def separates_layers() -> bool:
-    """Return whether each layer of a stack is an autograd node of its own."""
-    return _multiprocessors.get() is not None
+        multiprocessors_left.reset(token)
 
 
 def reserved() -> int:
     """Return the number of multiprocessors that backward passes leave free."""
-    return _multiprocessors.get() or 0
+    return multiprocessors_left.get() or 0

@@ -6,6 +6,7 @@ traces. From here on `execution` computes all calls; those of a graph when it ru
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gatewise.cells import Cell
-from gatewise.contract.data_parallel import separates_layers
+from gatewise.contract.data_parallel import multiprocessors_left
 from gatewise.contract.errors import ArgumentError, KernelRefused, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.pytorch import cell_of_mode
@@ -142,6 +143,24 @@ def recurrent(
         y, h_n and c_n, the final states shaped as the initial ones; c_n means nothing for a cell without other states.
     """
     compiling = torch.compiler.is_compiling()
+    if not compiling and multiprocessors_left.get() is not None and not torch._C._is_tracing():
+        layers = separate_layers(state, flat, bidirectional, cell_of_mode(cell))
+        if layers > 1:
+            # Autocast converts the weights of a layer in the layer's own call, so that autograd converts their gradients
+            # back before it goes on with the layer below.
+            of_layer = functools.partial(
+                recurrent,
+                lengths=lengths,
+                batch_sizes=batch_sizes,
+                bidirectional=bidirectional,
+                dropout=0.0,
+                kernel=kernel,
+                memory=memory,
+                cell=cell,
+                resets=resets,
+                reverse=reverse,
+            )
+            return layer_by_layer(of_layer, layers, x, state, flat, dropout)
     if compiling and _is_transformed():
         # The operator has no rules for transforms of `torch.func`: the call is made outside of the graph.
         torch._dynamo.graph_break()
@@ -162,13 +181,14 @@ def recurrent(
         options = lengths, batch_sizes, bidirectional, dropout, kernel, memory
         if compiling or x.is_meta:
             found = traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
-        elif separates_layers() and (layers := separate_layers(state, flat, bidirectional, cell_of_mode(cell))) > 1:
-            options = lengths, batch_sizes, bidirectional, 0.0, kernel, memory, cell, resets
-            found = layer_by_layer(
-                lambda x, state, flat: _executed(x, state, flat, *options), layers, x, state, flat, dropout
-            )
         else:
-            found = _executed(x, state, flat, *options, cell, resets)
+            try:
+                found = execute(x, state, flat, *options, cell, resets)
+            except TypeError:  # symbols, as `make_fx` has for sizes, are no key of a plan
+                shapes = itertools.chain.from_iterable(tensor.shape for tensor in (x, *(state or ()), *flat))
+                if not any(isinstance(size, torch.SymInt) for size in shapes):
+                    raise
+                found = traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
     return found if order is None else (order.reordered(found[0]), *found[1:])
 
 
@@ -230,29 +250,6 @@ def recurrent_with_steps(
     if order is None:
         return result.y, result.h_n, result.c_n, steps
     return order.reordered(result.y), result.h_n, result.c_n, tuple(layer.map(order.reordered) for layer in steps)
-
-
-def _executed(
-    x: Tensor,
-    state: tuple[Tensor, ...] | None,
-    flat: tuple[Tensor, ...],
-    lengths: Tensor | Sequence[int] | None,
-    batch_sizes: Tensor | None,
-    bidirectional: bool,
-    dropout: float,
-    kernel: str,
-    memory: str,
-    cell: Cell | str,
-    resets: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    options = lengths, batch_sizes, bidirectional, dropout, kernel, memory
-    try:
-        return execute(x, state, flat, *options, cell, resets)
-    except TypeError:  # symbols, as `make_fx` has for sizes, are no key of a plan
-        shapes = itertools.chain.from_iterable(tensor.shape for tensor in (x, *(state or ()), *flat))
-        if not any(isinstance(size, torch.SymInt) for size in shapes):
-            raise
-        return traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
 
 
 def _is_transformed() -> bool:

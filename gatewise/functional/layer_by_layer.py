@@ -11,7 +11,7 @@ from torch.nn import functional
 from gatewise.cells import Cell
 from gatewise.functional.weights import forms_of, structure_of
 
-Call = Callable[[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...]], tuple[Tensor, Tensor, Tensor]]
+Call = Callable[..., tuple[Tensor, Tensor, Tensor]]
 """A call from (x, state, weights) to (y, h_n, c_n)."""
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -146,8 +147,9 @@ def _parallel(loss: nn.Module, way: Way, device: torch.device) -> nn.Module:
 
 def _plain_step(loss_of: nn.Module, rate: float, clip: float, precision: Precision, device: torch.device) -> TrainBatch:
     weights = list(loss_of.parameters())
-    on_gpu = device.type == "cuda"
-    optimizer = torch.optim.SGD(weights, lr=rate, fused=on_gpu, foreach=not on_gpu)
+    # PyTorch's fused SGD takes no weights that are divided among processes.
+    fused = device.type == "cuda" and not any(isinstance(weight, DTensor) for weight in weights)
+    optimizer = torch.optim.SGD(weights, lr=rate, fused=fused, foreach=not fused)
 
     def step(batch: Window, state: Any) -> tuple[Tensor, Any]:
         optimizer.zero_grad(set_to_none=True)
