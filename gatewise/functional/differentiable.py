@@ -146,8 +146,8 @@ def recurrent(
     if not compiling and multiprocessors_left.get() is not None and not torch._C._is_tracing():
         layers = separate_layers(state, flat, bidirectional, cell_of_mode(cell))
         if layers > 1:
-            # Autocast converts the weights of a layer in the layer's own call, so that autograd converts their gradients
-            # back before it goes on with the layer below.
+            # Autocast converts the weights of a layer in the layer's own call, so that autograd converts their
+            # gradients back before it goes on with the layer below.
             of_layer = functools.partial(
                 recurrent,
                 lengths=lengths,
