@@ -6,9 +6,9 @@
 
 For each case and pass, the tilings that rank best by the present weights are forced in turn, and the kernel of the loop
 is timed in replays of a CUDA graph of a training step of one layer. A line of the record has the quantities of a tiling
-(`Tiling.quantities`), its time, and its rank. `--fit` prints the lines for `gatewise/selection/rates/rankings`, how
-much longer the loops of the present and of the new choices take than the fastest measured ones, and the same for weights
-that were fitted without the case that they choose for.
+(`Tiling.quantities`), its time, and its rank. `--fit` prints the lines for `gatewise/selection/rates/rankings`, and how
+much longer the loops of the present and of the new choices take than the fastest measured ones, also for weights that
+were fitted without the case that they choose for.
 """
 
 from __future__ import annotations
