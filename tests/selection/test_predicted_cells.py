@@ -15,7 +15,7 @@ from gatewise.selection.predict import predicted
 
 CELLS = {cell.name: cell for cell in (LayerNormLSTM(), LayerNormGRU(), PeepholeLSTM(), SLSTM())}
 # Recorded with pairs of statistics that all blocks load. Since one block combines them, a training step takes 20.8 us
-# instead of 25.2 us (benchmarks/results/loops.jsonl).
+# instead of 25.9 us (benchmarks/results/loops.jsonl).
 OLDER = {("persistent", "layer_norm_lstm", "100-64-1024")}
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "cells.jsonl"
 
