@@ -4,6 +4,7 @@
     python benchmarks/rates.py write again.jsonl results/lstm.jsonl --kernel persistent --precision tf32
     python benchmarks/rates.py draw drawn.jsonl --seed 31 --steps 1 8
     python benchmarks/rates.py add drawn.jsonl
+    python benchmarks/rates.py add results/predictions.jsonl --seed 7
 
 `again` runs the chosen calls of LSTMs, after a kernel became faster, short ones first, and appends each to a file as
 soon as it is measured; calls that are in this file already are left out. `write` replaces the times of the chosen calls
@@ -12,7 +13,7 @@ call counts. Later files replace times of earlier ones. The lines stay in place,
 like the former one, and by where, when and with what commit the calls were measured again. With `--replays` the times
 of calls from Python stay: those of different kernels are compared, and are comparable only if the CPU was equally fast.
 `draw` runs training calls of shapes drawn at random on every kernel that accepts them, and `add` adds those that the
-file does not have.
+file does not have; also those of a run of `predictions.py`, once its predictions were judged.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,6 +44,7 @@ from gatewise.selection.points import PRECISIONS, Point, Record
 
 RATES = Path(points.__file__).parent / "rates"
 BENCHMARKS = "lstm", "gru"
+PREDICTIONS = "predictions"
 _ANY_STEPS = 1, sys.maxsize
 _AT_ONCE = 48  # calls whose kernels are built together
 
@@ -99,6 +102,33 @@ def _of_row(row: LayerRecord, name: str) -> Point:
         row.benchmark, numbers, f"benchmarks/results/{name}", row.run.commit[:7], row.run.date[:10], row.run.torch
     )
     return Point(kernel, problem, kernel_named(kernel).work(problem, numbers), graph, eager, record)
+
+
+def of_predictions(path: Path, seed: int) -> Iterator[Point]:
+    """Yield the calls that `predictions.py` measured in its run with a seed.
+
+    Raises:
+        ValueError: There is no such run, or a line describes another problem than its sizes do.
+    """
+    rows = [row for row in map(json.loads, path.read_text().splitlines()) if row["seed"] == seed]
+    runs = [row["run"] for row in rows if "summary" in row]
+    if len(runs) != 1:
+        raise ValueError(f"{path}: {len(runs)} runs with seed {seed}")
+    (run,) = runs
+    numbers = next(each for each in map(Device.named, Device.names()) if each.name == run["device"])
+    source = f"benchmarks/results/{path.name}: seed {seed}, after the shapes were judged"
+    record = Record(f"judged {seed}", numbers, source, run["commit"][:7], run["date"][:10], run["torch"])
+    for row in rows:
+        if "summary" in row:
+            continue
+        marks = {"lean": "lean memory" in row["problem"], "lengths": "lengths" in row["problem"]}
+        sizes = [*row["sizes"], row["directions"]]
+        problem = points.problem_of({"sizes": sizes, "precision": row["precision"], "pass": "training", **marks})
+        if str(problem) != row["problem"]:
+            raise ValueError(f"{path}: {row['problem']} has the sizes of {problem}")
+        for kernel, times in row["kernels"].items():
+            work = kernel_named(kernel).work(problem, numbers)
+            yield Point(kernel, problem, work, times["seconds"], None, record)
 
 
 def written(known: Sequence[Point], found: dict[Key, Point], *, replays: bool = False) -> list[Point]:
@@ -209,7 +239,9 @@ def add(given: argparse.Namespace) -> int:
     there = {(point.kernel, point.problem) for point in known}
     new: dict[Key, Point] = {}
     for file in given.files:
-        for point in points.read(file.read_text().splitlines()):
+        judged = file.stem == PREDICTIONS
+        read = of_predictions(file, given.seed) if judged else points.read(file.read_text().splitlines())
+        for point in read:
             if point.record.device.name == given.name and (point.kernel, point.problem) not in there:
                 new[point.kernel, point.problem] = point
     device = known[-1].record.device  # as everywhere in the file, so that the work is stated for the same numbers
@@ -242,7 +274,7 @@ def main(words: Sequence[str] | None = None) -> int:
         options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     for each in (write, add):
         options = command[each.__name__]
-        options.add_argument("files", type=Path, nargs="+", help="files of `again` or `draw`, lstm.jsonl or gru.jsonl")
+        options.add_argument("files", type=Path, nargs="+", help="files of `again` or `draw`, or in results")
         options.add_argument(
             "--name", default="NVIDIA H200", help="the GPU, by its driver's name (default: NVIDIA H200)"
         )
@@ -258,6 +290,7 @@ def main(words: Sequence[str] | None = None) -> int:
         names = ("LEAST", "MOST")
         command[each.__name__].add_argument("--steps", type=int, nargs=2, default=_ANY_STEPS, metavar=names, help=steps)
     command["draw"].add_argument("--seed", type=int, required=True, help="of the shapes")
+    command["add"].add_argument("--seed", type=int, help="of the run of predictions.py")
     for each in (again, write, draw, add):
         command[each.__name__].set_defaults(function=each)
     given = parser.parse_args(words)

@@ -21,7 +21,8 @@ from gatewise.cli.bench_run import Where, device_named
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.ranking import slug
-from gatewise.selection import correction, points
+from gatewise.selection import points
+from gatewise.selection.estimate import estimated
 from gatewise.selection.points import FORMAT, Point, Record
 
 app = typer.Typer(add_completion=False)
@@ -136,8 +137,6 @@ def _known(numbers: Device) -> Iterator[str]:
 
 
 def _misses(several: Sequence[Point]) -> str:
-    found = sorted(
-        point.graph / correction.estimated(point.work, point.problem, point.record.device) for point in several
-    )
+    found = sorted(point.graph / estimated(point.work, point.problem, point.record.device) for point in several)
     low, middle, high = (found[math.floor(share * (len(found) - 1))] for share in (0.1, 0.5, 0.9))
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"

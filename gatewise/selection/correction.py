@@ -8,19 +8,19 @@ far from them it goes back to their median (Rasmussen and Williams, Gaussian Pro
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from gatewise.cells import GRU, Cell
+from gatewise.cells import Cell
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Work
-from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.problem import Problem
 from gatewise.selection import points
+from gatewise.selection.estimate import estimated, issue
+from gatewise.selection.features import features, fitted
 
 _LEAST_POINTS = 4  # fewer points do not show how estimates differ from measured times
 _BEYOND = 0.3  # how far corrections may leave the range of the measured ones, as a logarithm
@@ -37,29 +37,6 @@ class Factors(NamedTuple):
 
     busy: float = 1.0
     issue: float = 1.0
-
-
-def busy(work: Work, problem: Problem, device: Device) -> float:
-    """Return the estimated seconds of the device: the roofline, and launches and exchanges besides."""
-    exact_rate = device.matmul_rate(problem.dtype)
-    rate = device.matmul_rate(problem.dtype, allow_tf32=problem.allow_tf32)
-    half_rate = device.matmul_rate(torch.float16)
-    others = work.matmul_flops - work.exact_flops - work.half_flops
-    arithmetic = others / rate + work.exact_flops / exact_rate + work.half_flops / half_rate
-    traffic = work.bytes_moved / device.memory_bandwidth + work.cached_bytes / device.cache_bandwidth
-    resident = work.resident_flops / (exact_rate if work.exact_flops else rate)
-    waiting = work.launches * device.launch_seconds + work.exchanges * device.exchange_seconds
-    return waiting + resident + max(arithmetic, traffic)
-
-
-def estimated(work: Work, problem: Problem, device: Device) -> float:
-    """Return the estimated seconds of a call in a CUDA graph; on a CPU, where nothing overlaps, of any call."""
-    return busy(work, problem, device) + (issue(work, device) if device.kind == "cpu" else 0.0)
-
-
-def issue(work: Work, device: Device) -> float:
-    """Return the estimated seconds of the CPU that issues the work."""
-    return work.operators * device.operator_seconds + (work.launches - work.replayed) * device.issue_seconds
 
 
 def factors(kernel: str, work: Work, problem: Problem, device: Device) -> Factors:
@@ -99,7 +76,7 @@ class Settings(NamedTuple):
 @functools.cache
 def settings_of(kernel: str) -> Settings:
     """Return the settings of a kernel's Gaussian process; those of no kernel in particular for an unknown one."""
-    kernels = json.loads((points.packaged_folder() / "scales.json").read_text())["kernels"]
+    kernels = fitted()["kernels"]
     found = kernels.get(kernel, kernels["any"])
     scales = np.array(list(found["scales"].values()), dtype=float)
     return Settings(tuple(found["scales"]), scales, found["spread"], found["slope"], found["noise"])
@@ -209,48 +186,3 @@ def _issue_process(
 
 def _estimated(point: points.Point) -> float:
     return estimated(point.work, point.problem, point.record.device)
-
-
-def features(work: Work, problem: Problem, device: Device, apart: float = 0.0) -> dict[str, float]:
-    """Return the numbers that describe a call among others, by name.
-
-    Args:
-        work: The work that the kernel states.
-        problem: The call.
-        device: The device that the call is for.
-        apart: The distance to calls of the predicted device; 0 for calls of that device itself.
-    """
-    size, hidden, features = problem.element_bytes, problem.hidden_size, max(problem.input_size, 1)
-    steps = max(problem.time * problem.num_layers * problem.num_directions, 1)
-    total = busy(work, problem, device) or 1.0
-    single = problem.dtype in (torch.float32, torch.float64)
-    return {
-        "log time": math.log(max(problem.time, 1)),
-        "log batch": math.log(max(problem.batch, 1)),
-        "log hidden size": math.log(hidden),
-        "log input size": math.log(features),
-        "log layers": math.log(problem.num_layers),
-        "two directions": problem.bidirectional,
-        "float16": problem.dtype == torch.float16,
-        "float32": single,
-        "exact float32": single and (not problem.allow_tf32 or work.exact_flops > 0),
-        # Rows that do not begin at multiples of 16 bytes keep a library to slower products.
-        "hidden rows not aligned to 16 bytes": hidden * size % 16 > 0,
-        "input rows not aligned to 16 bytes": features * size % 16 > 0,
-        "hidden rows not aligned to 128 bytes": hidden * size % 128 > 0,
-        "hidden size not a multiple of 8": hidden % 8 > 0,
-        "one row": problem.batch == 1,
-        "batch not a multiple of 8": problem.batch % 8 > 0,
-        "one step": problem.time == 1,
-        "lengths": problem.layout is not Layout.DENSE,
-        "checkpointed": problem.rebuilds_gates,
-        "GRU": type(problem.cell) is GRU,
-        "exchanges": work.exchanges > 0,
-        "log exchanges a step": math.log(work.exchanges / steps) if work.exchanges else 0.0,
-        "share of launches": work.launches * device.launch_seconds / total,
-        "share of resident products": (
-            work.resident_flops / device.matmul_rate(problem.dtype, allow_tf32=problem.allow_tf32) / total
-        ),
-        "share of the cache": work.cached_bytes / device.cache_bandwidth / total,
-        "another GPU": apart,
-    }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Kernel, Work
 from gatewise.contract.problem import Problem
-from gatewise.selection import correction
+from gatewise.selection import correction, estimate
 
 
 def seconds(kernel: str, work: Work, problem: Problem, device: Device) -> float:
@@ -27,10 +27,10 @@ def seconds(kernel: str, work: Work, problem: Problem, device: Device) -> float:
         device: The device, with its speeds.
     """
     factors = correction.factors(kernel, work, problem, device)
-    busy = correction.estimated(work, problem, device) * factors.busy
+    busy = estimate.estimated(work, problem, device) * factors.busy
     if problem.captured or device.kind == "cpu":
         return busy
-    return max(correction.issue(work, device) * factors.issue, busy)
+    return max(estimate.issue(work, device) * factors.issue, busy)
 
 
 def is_measured(kernel: str, problem: Problem, device: Device) -> bool:

@@ -223,3 +223,31 @@ def test_draws_of_one_seed_with_other_steps_or_commits_stay_apart(script, tmp_pa
         (f"drawn 5 with any number of steps, {day} 1111111", "1111111"),
         (f"drawn 5 with any number of steps, {day} 2222222", "2222222"),
     ]
+
+
+def test_shapes_that_were_judged_are_added(script, rates, capsys):
+    before = read(rates / "nvidia-h200.jsonl")
+    file = ROOT / "benchmarks" / "results" / "predictions.jsonl"
+    *rows, last = (row for row in lines_of(file) if row["seed"] == 20261123)
+    times = {(row["problem"], name): each["seconds"] for row in rows for name, each in row["kernels"].items()}
+    words = ["add", str(file), "--rates", str(rates)]
+    for further in (len(times), 0):
+        assert script.main([*words, "--seed", "20261123"]) == 0
+        assert f"{further} further calls" in capsys.readouterr().out
+    new = read(rates / "nvidia-h200.jsonl")[len(before) :]
+    assert {(str(each.problem), each.kernel) for each in new} == {*times}
+    for each in new:
+        assert each.graph == pytest.approx(times[str(each.problem), each.kernel], rel=1e-3)
+        assert each.eager is None
+        assert (each.record.name, each.record.commit) == ("judged 20261123", last["run"]["commit"][:7])
+    with pytest.raises(ValueError, match="0 runs with seed 5"):
+        script.main([*words, "--seed", "5"])
+
+
+def test_a_judged_shape_whose_sizes_are_others_is_refused(script, tmp_path):
+    rows = [row for row in lines_of(ROOT / "benchmarks" / "results" / "predictions.jsonl") if row["seed"] == 20261123]
+    rows[0]["sizes"][0] += 1
+    file = tmp_path / "predictions.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ValueError, match="has the sizes of"):
+        list(script.of_predictions(file, 20261123))

@@ -9,7 +9,7 @@ import torch
 from gatewise.benchmarks import layer_times, shapes
 from gatewise.benchmarks.layer_times import Times
 from gatewise.contract.device import Device
-from gatewise.selection import correction, explain, kernel_named, points, predicted
+from gatewise.selection import correction, estimate, explain, kernel_named, points, predicted
 from gatewise.selection.points import Record
 
 INVENTED = Device.named("a100").replace(name="An Invented GPU 9000")
@@ -19,7 +19,7 @@ SLOWER = {"persistent": 3.0, "cudnn": 0.5, "stepwise": 2.0, "aten": 1.0, "eager"
 
 def stopwatch(kernel, problem, device):
     """Every kernel takes so many times what is estimated, and twice that from Python."""
-    estimated = correction.busy(kernel_named(kernel).work(problem, INVENTED), problem, INVENTED)
+    estimated = estimate.busy(kernel_named(kernel).work(problem, INVENTED), problem, INVENTED)
     return Times(SLOWER[kernel] * estimated, 20 * SLOWER[kernel] * estimated)
 
 

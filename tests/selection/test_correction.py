@@ -10,7 +10,8 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels import ALL
 from gatewise.selection import points
-from gatewise.selection.correction import _solved, features, settings_of
+from gatewise.selection.correction import _fitted, _solved, settings_of
+from gatewise.selection.features import features
 
 DEVICE, PROBLEM = Device.named("h200"), Problem(20, 8, 64, 128, dtype=torch.bfloat16, needs_grad=True)
 
@@ -20,6 +21,16 @@ def test_systems_are_solved():
     factor, right = generator.standard_normal((40, 40)), generator.standard_normal(40)
     matrix = factor @ factor.T + np.eye(40)
     np.testing.assert_allclose(_solved(matrix, right), np.linalg.solve(matrix, right), rtol=1e-9)
+
+
+@pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: kernel.name)
+def test_a_measured_training_call_is_predicted_from_the_others(kernel):
+    process = _fitted(kernel.name, True, DEVICE.name).busy
+    own = sum(point.kernel == kernel.name and point.problem.needs_grad for point in points.points(DEVICE.name))
+    noise = settings_of(kernel.name).noise ** 2 * np.eye(len(process._places))
+    inverse = np.linalg.inv(process._covariance(process._places) + noise)
+    ratios = np.exp(process._weights / inverse.diagonal())[:own]  # Rasmussen and Williams, equation 5.12
+    assert np.mean(abs(ratios - 1) <= 0.25) > 0.9
 
 
 def test_every_kernel_has_a_scale_for_every_feature():

@@ -14,7 +14,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.ranking import slug
 from gatewise.kernels.cuda.deep_products import widens
-from gatewise.selection import correction, cost, explain, kernel_named, points
+from gatewise.selection import correction, cost, estimate, explain, kernel_named, points
 
 MEASURED = ("h200", "h100")
 GPUS = ("h200", "a100", "l4", "b200")
@@ -118,7 +118,7 @@ def test_a_line_that_is_damaged_is_left_out(tmp_path):
 def test_far_from_all_measured_calls_a_correction_stays_in_their_range():
     device = Device.named("h200")
     misses = [
-        point.graph / correction.estimated(point.work, point.problem, device)
+        point.graph / estimate.estimated(point.work, point.problem, device)
         for point in points.points(device.name)
         if point.kernel == "cudnn" and point.problem.needs_grad
     ]

@@ -8,7 +8,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes.exactness import exact_products
-from gatewise.selection.correction import busy
+from gatewise.selection.estimate import busy
 
 H200 = Device.named("h200")
 PROBLEM = Problem(20, 8, 64, 256, dtype=torch.bfloat16, needs_grad=True)
