@@ -24,9 +24,17 @@ struct Block {
     std::vector<float4> shared;
 };
 
+// A copy to shared memory that has begun, with what it read.
+struct Copy {
+    char* to;
+    char words[16];
+    int bytes;
+};
+
 struct Running : Fiber {
     ucontext_t context;
     jmp_buf place;
+    std::vector<std::vector<Copy>> groups;  // of copies in flight, the last of which has not ended
 };
 
 static std::vector<Running> fibers;
@@ -177,9 +185,22 @@ bool has_phase_ended(unsigned at, unsigned parity) {
     leave();
     return false;
 }
+// Copies read at once and write as late as they may, the last ones first, so that a missing wait shows.
 void copy_to_shared(unsigned to, const void* from, int bytes, int existing) {
-    std::memset(shared_memory() + to, 0, bytes);
-    std::memcpy(shared_memory() + to, from, existing);
+    Copy copy = {shared_memory() + to, {}, bytes};
+    std::memcpy(copy.words, from, existing);
+    if (running->groups.empty()) running->groups.emplace_back();
+    running->groups.back().push_back(copy);
+}
+void end_group() {
+    if (running->groups.empty()) running->groups.emplace_back();
+    running->groups.emplace_back();
+}
+void wait_for_groups(int later) {
+    const int count = max((int)running->groups.size() - later - 1, 0);
+    for (int group = count; group-- > 0;)
+        for (const Copy& copy : running->groups[group]) std::memcpy(copy.to, copy.words, copy.bytes);
+    running->groups.erase(running->groups.begin(), running->groups.begin() + count);
 }
 
 uint4 load_transposed(unsigned row) {

@@ -57,6 +57,8 @@ void expect(unsigned at, unsigned bytes);
 void send_to(unsigned to, float x, float y, float z, float w, unsigned at);
 bool has_phase_ended(unsigned at, unsigned parity);
 void copy_to_shared(unsigned to, const void* from, int bytes, int existing);
+void end_group();
+void wait_for_groups(int later);
 uint4 load_transposed(unsigned row);
 void multiply_tf32(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 void multiply_f16(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
