@@ -128,6 +128,7 @@ def counting_sources(folder: Path, left_out: Sequence[str] = ()) -> Path:
     _rewrite(folder / "exchange.cuh", _in_exchange)
     if "waits" not in left_out:
         _rewrite(folder / "product.cuh", _in_product)
+        _rewrite(folder / "copied_loads.cuh", _in_copied_loads)
     _rewrite(folder / "statistics.cuh", _in_statistics)
     for name in PHASES:
         _rewrite(folder / f"{name}.cu", functools.partial(_in_pass, name=name, left_out=left_out))
@@ -193,6 +194,12 @@ def _in_product(text: str) -> str:
         f"    {loop} load_item(words, row, poll), Phases::add({_index('reloads')}, 1);\n"
         f"    Phases::add({_index('waits')}, (u32)clock64() - began);",
     )
+
+
+def _in_copied_loads(text: str) -> str:
+    wait = "        wait_for_copies<COPIED - 1>();"
+    began, waited = "const u32 began = (u32)clock64();", f"Phases::add({_index('waits')}, (u32)clock64() - began);"
+    return _once(text, wait, f"{began}\n{wait}\n{waited}")
 
 
 def _in_statistics(text: str) -> str:
@@ -262,7 +269,8 @@ _ADVANCE = (
 )
 _FORWARD_MASKS, _BACKWARD_MASKS = _ADVANCE.format("-", "+"), _ADVANCE.format("+", "-")
 _ARRIVAL = "                while (!has_arrived(&arrival, parity)) {}"
-_NEXT = "            begin_product(words, row_at, step + 1);\n            episodes"
+_BEGIN = "begin_product(words, row_at, step + 1, sums_of_warp(parity ^ 1));\n"
+_ROW_BEGIN = "begin_product(words, row_at, step + 1);\n"
 _DGATES = (
     "store_exchanged_gates(step_of(dgates, t, 4 * step_values), ends.place(at.row) * p.row, first_unit + at.unit, "
 )
@@ -272,15 +280,20 @@ _FORWARD = (
     (_after, _OUTPUT, "store"),
     (_before, _FORWARD_MASKS, "loads"),
     (_after, _FORWARD_MASKS, "masks"),
-    (_before, _NEXT, "keep"),
-    (_after, "            begin_product(words, row_at, step + 1);\n", "begin"),
 )
+
+
+def _at_end(begin: str) -> tuple[tuple[Callable[[str, str, str], str], str, str], ...]:
+    return ((_before, f"            {begin}            episodes", "keep"), (_after, f"            {begin}", "begin"))
+
+
 _MARKS: dict[str, tuple[tuple[Callable[[str, str, str], str], str, str], ...]] = {
-    "forward": ((_before, _OUTPUT, "cells"), *_FORWARD),
+    "forward": ((_before, _OUTPUT, "cells"), *_FORWARD, *_at_end(_BEGIN)),
     "row_forward": (
         (_before, "            Returned returned[CELLS];", "sums"),
         (_before, _OUTPUT, "output"),
         *_FORWARD,
+        *_at_end(_ROW_BEGIN),
     ),
     "backward": (
         *_BOTH,
@@ -291,8 +304,8 @@ _MARKS: dict[str, tuple[tuple[Callable[[str, str, str], str], str, str], ...]] =
         (_after, "row, first_unit + at.unit, grads[cell]);\n            }", "store"),
         (_before, _BACKWARD_MASKS, "loads"),
         (_after, _BACKWARD_MASKS, "masks"),
-        (_before, "            if (!between) begin_product(words, row_at, step + 1);", "pause"),
-        (_after, "            if (!between) begin_product(words, row_at, step + 1);", "begin"),
+        (_before, f"            if (!between) {_BEGIN}", "pause"),
+        (_after, f"            if (!between) {_BEGIN}", "begin"),
     ),
     "row_backward": (
         *_BOTH,
@@ -309,7 +322,7 @@ _MARKS: dict[str, tuple[tuple[Callable[[str, str, str], str], str, str], ...]] =
         ),
         (_before, _BACKWARD_MASKS, "loads"),
         (_after, _BACKWARD_MASKS, "masks"),
-        (_after, "            begin_product(words, row_at, step + 1);\n", "begin"),
+        (_after, f"            {_ROW_BEGIN}", "begin"),
         (_after, "            statistics.load(ends, reverse ? t + 2 : t - 2, p.step, p.row);", "statistics"),
     ),
 }

@@ -25,6 +25,7 @@ SHAPES = {
     "states-not-copied-ragged": Problem(31, 70, 64, 256, layout=Layout.DEVICE_LENGTHS, bidirectional=True),
     "batch-beyond-one-pass": Problem(5, 300, 64, 512),
     "clusters": Problem(9, 64, 128, 1024),
+    "clusters-ragged": Problem(9, 70, 64, 1000, layout=Layout.DEVICE_LENGTHS),
     "one-row": Problem(30, 1, 64, 1024),
     "weights-in-shared-memory": Problem(6, 16, 64, 2048),
     "projected": Problem(12, 20, 64, 512, 128, num_layers=2, bidirectional=True),

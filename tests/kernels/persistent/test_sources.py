@@ -15,7 +15,9 @@ from gatewise.derivation.device import device_code
 from gatewise.derivation.row import row_code
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.launches import SOURCES
+from gatewise.kernels.persistent.sizes import tilings
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
+from gatewise.kernels.persistent.sizes.copied_loads import copied_loads_of
 from gatewise.kernels.persistent.sizes.step import code_of, has_fused_passes, macros_of
 from gatewise.kernels.persistent.sizes.tilings import stacked_tiling, tiling
 from tests.compilers import nvrtc_version
@@ -25,9 +27,21 @@ from tests.pairwise import each_value, exhaustive_unless, pairwise
 ARCHITECTURES = {"sm_80": "a100", "sm_86": "a10", "sm_89": "l4", "sm_90": "h200", "sm_100": "b200", "sm_120": "h200"}
 
 
+def device_of(architecture):
+    """Return a device of an architecture; for sm_120, one that differs from a named device in its capability."""
+    device = Device.named(ARCHITECTURES[architecture])
+    return device.replace(capability=(12, 0)) if architecture == "sm_120" else device
+
+
+def macros_with_copies(cut, architecture, dtype, **options):
+    """Return the template parameters of a pass, with those of the copies of its product if it has them."""
+    copies = copied_loads_of(cut, device_of(architecture))
+    return {**cut.macros(dtype, **options), **(copies.macros(cut.shared_bytes) if copies else {})}
+
+
 def compiled(name, architecture, cut, *, float16=False, ragged=False, resets=False, cell=LSTM()):  # noqa: B008
     dtype = torch.float32 if cut.value_bytes == 4 else torch.float16 if float16 else torch.bfloat16
-    macros = {"SIZE": cut.hidden - 1, **cut.macros(dtype, ragged, resets=resets)}
+    macros = {"SIZE": cut.hidden - 1, **macros_with_copies(cut, architecture, dtype, ragged=ragged, resets=resets)}
     return toolchain.compile_afresh(SOURCES / f"{name}.cu", architecture, macros, device_code(cell))
 
 
@@ -40,15 +54,24 @@ def compiled(name, architecture, cut, *, float16=False, ragged=False, resets=Fal
     ids=str,
 )
 def test_compiles(name, architecture, value_bytes, ragged, resets, cell):
-    device = Device.named(ARCHITECTURES[architecture])
-    if architecture == "sm_120":
-        device = device.replace(capability=(12, 0))
+    device = device_of(architecture)
     float16 = architecture in ("sm_86", "sm_90") and value_bytes == 2
     cut = tiling(200, 20, 2, device, name == "backward", value_bytes)
     binary, taken = compiled(name, architecture, cut, float16=float16, ragged=ragged, resets=resets, cell=cell)
     assert binary[:4] == b"\x7fELF"
     assert taken.registers <= 255
     assert taken.spilled_bytes == 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("name", "value_bytes", "ragged"), [("forward", 4, False), ("backward", 2, True)])
+def test_copies_compile(architecture, name, value_bytes, ragged):
+    device = device_of(architecture)
+    cuts = tilings.candidates(512, 64, 1, device, name == "backward", value_bytes)
+    cut = next(cut for cut in cuts if copied_loads_of(cut, device))
+    _, taken = compiled(name, architecture, cut, ragged=ragged)
+    assert taken.registers <= 255
+    assert taken.spilled_bytes <= 24
 
 
 def shapes(*sizes):
@@ -101,7 +124,8 @@ def test_next_to_nothing_spills_with_resets(name, size, value_bytes, exact):
 
 def compiled_with_masks(name, architecture, cut, cell, **options):
     dtype = torch.float32 if cut.value_bytes == 4 else torch.bfloat16
-    macros = {"SIZE": cut.hidden, "PAUSE": 250, "MOST_BYTES": 15000, **cut.macros(dtype, **options), **macros_of(cell)}
+    of_cut = macros_with_copies(cut, architecture, dtype, **options)
+    macros = {"SIZE": cut.hidden, "PAUSE": 250, "MOST_BYTES": 15000, **of_cut, **macros_of(cell)}
     file = name if has_fused_passes(cell) else f"row_{name}"
     return toolchain.compile_afresh(SOURCES / f"{file}.cu", architecture, macros, code_of(cell))
 

@@ -24,6 +24,7 @@ SHAPES = {
     "ragged": Problem(17, 70, 40, 256, layout=Layout.DEVICE_LENGTHS, bidirectional=True),
     "batch-beyond-one-pass": Problem(5, 300, 64, 512),
     "clusters": Problem(9, 64, 128, 1024),
+    "clusters-ragged": Problem(9, 70, 64, 1000, layout=Layout.DEVICE_LENGTHS),
     "one-row": Problem(30, 1, 64, 1024),
     "long": Problem(300, 16, 128, 128),
 }

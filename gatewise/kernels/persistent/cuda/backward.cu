@@ -9,11 +9,11 @@
 // z = 0 compute the second layer, those of z = 1 multiply its gradients with its input weights, and those of z = 2 compute
 // the first layer.
 //
-// Compile-time constants (the tiling, see tilings.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
-// SPLIT (1, 2 or 4), ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, STAGED, SHARED_BYTES; RAGGED (rows have
-// lengths), STACKED; PAUSE (in 16 bits: the clock cycles between the stores of a step and the first loads of those of other
-// blocks); RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with
-// masks, those of masks.cuh.
+// Compile-time constants (the tiling, see tilings.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of
+// 4), SPLIT (1, 2 or 4), ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, COPIED, SPARE, STAGED, SHARED_BYTES;
+// RAGGED (rows have lengths), STACKED; PAUSE (in 16 bits: the clock cycles between the stores of a step and the first loads of
+// those of other blocks); RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size
+// is 1); with masks, those of masks.cuh.
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
 #define MARKED SCALED
@@ -36,7 +36,7 @@ constexpr int RECEIVED = SPLIT * ROWS * UNITS;  // floats a block receives in a 
 #else
 constexpr int RECEIVED = 0;
 #endif
-static_assert(WORKING_BYTES + LENT_WORDS * 16 + 2 * RECEIVED * 4 == SHARED_BYTES, "the same as in tilings.py");
+static_assert(WORKING_BYTES + LENT_WORDS * 16 + 2 * RECEIVED * 4 + SPARE_BYTES == SHARED_BYTES, "the same as in tilings.py");
 
 // Arrays of two pointers are for the two directions, with STACKED for the two layers of a pair; then D is 2 in the shapes of
 // states and 1 in the shapes of columns. A tensor with a value for each token has that of step t and row n at index
@@ -79,6 +79,7 @@ struct Backward {
 #endif
 };
 
+static_assert(!COPIED || !STACKED, "blocks between layers begin a step before all warps have read the sums of the last one");
 static_assert(2 * WARPS * PARTIAL_FLOATS >= ROWS * UNITS * 4, "the gradients of the biases fit in the memory of the partial sums");
 
 // The values that a cell reads at one step.
@@ -206,18 +207,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
             input[cell].gates = gathered(input[cell].gates);
             if (EARLIER == 2) coming[cell] = load(cell, 1);
         }
-        auto row_at = [&](int row, int step) -> Row {
+        auto row_at = [&](int row, int depth, int step) -> Row {
             // The step visited before; for the blocks between the layers, this step.
             const int after = between ? steps - 1 - step : reverse ? step - 1 : steps - step;
             const u32 n = min(ends.place(row), p.batch - 1);
             const bool polled = (between ? step < steps : step > 0 && step <= steps) && (!RAGGED || after < ends.of(row));
-            const u32 place = n * (p.row * 4 * HIDDEN) + rank * WIDTH + depth_of(0);
+            const u32 place = n * (p.row * 4 * HIDDEN) + rank * WIDTH + depth;
             return {step_of(dgates, polled ? after : 0, 4 * step_values) + place, polled, polled};
         };
+        auto sums_of_warp = [&](int parity) { return partials + (parity * WARPS + warp) * PARTIAL_FLOATS; };
+#if COPIED
+        InFlight words((char*)(lent + LENT_WORDS) + 2 * RECEIVED * 4);
+#else
         InFlight words;
+#endif
         Scales scales;
         scales.start();
-        begin_product(words, row_at, 0);
+        begin_product(words, row_at, 0, sums_of_warp(parity));
         // There is one more step than the sequence has, which computes the gradient of h0.
         for (int step = 0; step <= steps; ++step, parity ^= 1) {
             const int t = reverse ? step : steps - 1 - step;
@@ -379,9 +385,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
             // Loads that begin before other blocks' values are there have to be repeated.
             if (!between) while (clock64() - stored < PAUSE) {}
 #endif
-            if (!between) begin_product(words, row_at, step + 1);
+            if (!between) begin_product(words, row_at, step + 1, sums_of_warp(parity ^ 1));
             episodes.advance(ends, reverse ? t + 2 : t - 2, parity);
         }
+#if COPIED
+        words.end();
+#endif
 #if RAGGED
         for (int gate = 0; gate < 4 && !between; ++gate)
             fill_beyond(dgates + gate * HIDDEN, 4 * step_values, 4 * HIDDEN * p.row, ends, first_unit, steps);

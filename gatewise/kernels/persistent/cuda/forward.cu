@@ -6,10 +6,10 @@
 // z = 0 compute the first layer, those of z = 1 multiply its outputs with the input weights of the second layer, and those of
 // z = 2 compute the second layer.
 //
-// Compile-time constants (the tiling, see tilings.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
-// ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, SHARED_BYTES; RAGGED (rows have lengths), STACKED; RESETS
-// (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of
-// masks.cuh.
+// Compile-time constants (the tiling, see tilings.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of
+// 4), ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, COPIED, SPARE, SHARED_BYTES; RAGGED (rows have lengths),
+// STACKED; RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with
+// masks, those of masks.cuh.
 #define WIDTH HIDDEN
 #define TILES (UNITS / 4)
 #define MARKED 0
@@ -58,7 +58,8 @@ struct Forward {
 #endif
 };
 
-static_assert(2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, "the same as in tilings.py");
+static_assert(2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 + SPARE_BYTES == SHARED_BYTES, "the same as in tilings.py");
+static_assert(!COPIED || !STACKED, "blocks between layers begin a step before all warps have read the sums of the last one");
 static_assert(!WITH_MASKS || !STACKED, "layers with masks are computed one by one");
 static_assert(!RESETS || 2 * ROWS * 4 + UNITS * 16 + 2 * ROWS <= 1024, "the kilobyte of a block that tilings leave for static memory");
 
@@ -176,11 +177,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
             if (!waits) input[cell] = gathered(input[cell]);
             if (EARLIER == 2) coming[cell] = load(cell, 1);
         }
-        auto row_at = [&](int row, int step) -> Row {
+        auto row_at = [&](int row, int depth, int step) -> Row {
             const int t = reverse ? steps - 1 - step : step, before = between ? t : reverse ? t + 1 : t - 1;
             const u32 n = min(ends.place(row), p.batch - 1);
             const bool polled = (between || step > 0) && step < steps && (!RAGGED || max(t, before) < ends.of(row));
-            const u32 place = n * (polled ? y_row_values : HIDDEN) + depth_of(0);
+            const u32 place = n * (polled ? y_row_values : HIDDEN) + depth;
             return {(polled ? step_of(y, before, y_step_values) : h0) + place, polled, !RAGGED || t < ends.of(row)};
         };
 #if STACKED
@@ -193,10 +194,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) survives[cell] = survival(cell, 0);
 #endif
+        auto sums_of_warp = [&](int parity) { return partials + (parity * WARPS + warp) * PARTIAL_FLOATS; };
+#if COPIED
+        InFlight words((char*)(lent + LENT_WORDS));
+#else
         InFlight words;
+#endif
         Scales scales;
         scales.start();
-        begin_product(words, row_at, 0);
+        begin_product(words, row_at, 0, sums_of_warp(parity));
         for (int step = 0; step < steps; ++step, parity ^= 1) {
             const int t = reverse ? steps - 1 - step : step;
             Value* const now = step_of(y, t, y_step_values);
@@ -291,9 +297,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                     step_of(cells, t, step_values)[own[cell]] = (Value)canonical(c[cell]);
                 }
             }
-            begin_product(words, row_at, step + 1);
+            begin_product(words, row_at, step + 1, sums_of_warp(parity ^ 1));
             episodes.advance(ends, reverse ? t - 2 : t + 2, parity);
         }
+#if COPIED
+        words.end();
+#endif
         if (between) continue;
         __syncwarp();  // a neighbouring lane stored some of the last outputs
 #pragma unroll

@@ -3,7 +3,8 @@
 // A block multiplies TILES x 16 rows of weights with ROWS batch rows over a depth of WIDTH. Its warps share the depth: warp w
 // multiplies SPANS spans of SPAN values, from w * SPANS * SPAN on, for all rows of weights, and writes its partial sums to
 // shared memory. A product may take the depth in any order, so each lane's fragment is 16 contiguous bytes of a batch row,
-// which needs no staging in shared memory.
+// which needs no staging in shared memory. Where registers have room for fewer loads than a step needs, shared memory has more in
+// flight (copied_loads.cuh).
 #pragma once
 #include "exchange.cuh"
 #include "matrix.cuh"
@@ -17,7 +18,16 @@ constexpr int PARTIAL_STRIDE = TILES * 16 + 4;         // in floats; the padding
 constexpr int PARTIAL_FLOATS = ROWS * PARTIAL_STRIDE;  // the partial sums of a warp
 constexpr int POLLS = (SPANS + CHUNK - 1) / CHUNK;     // polls of a group of eight rows, CHUNK spans each
 constexpr int ITEMS = NEIGHBOURS * POLLS;
-constexpr int AHEAD = DEPTH < ITEMS ? DEPTH : ITEMS;   // polls in flight
+constexpr int AHEAD = DEPTH < ITEMS ? DEPTH : ITEMS;   // polls in flight in registers
+
+// COPIED is the number of polls in flight as copies to shared memory, SPARE of them in memory of their own; 0 where loads go to
+// registers.
+#ifndef COPIED
+#define COPIED 0
+#define SPARE 0
+#endif
+constexpr int ITEM_BYTES = 8 * CHUNK * SPAN * (int)sizeof(Value);  // of a poll
+constexpr int SPARE_BYTES = WARPS * SPARE * ITEM_BYTES;
 
 constexpr int FRAGMENTS = SCALED ? 1 : 2;              // fragments of a lane for one tile and span, and tensor-core products with them
 constexpr int LENT = TILES - RESIDENT;                 // tiles whose weights are in shared memory, because registers have no room for them
@@ -235,8 +245,6 @@ __device__ __forceinline__ void await_item(uint4 (&words)[CHUNK], Row row, int p
     while (is_missing(words, row) && patience.is_left()) load_item(words, row, poll);
 }
 
-using InFlight = uint4[AHEAD][CHUNK];
-
 // Whether each load of a later item is issued as soon as the products with the value in its registers are, and not all loads
 // of the item after all products: more bytes are in flight then. Only forward passes of wide layers gain from it
 // (benchmarks/results/loops.jsonl).
@@ -244,14 +252,20 @@ using InFlight = uint4[AHEAD][CHUNK];
 #define EARLY_LOADS 0
 #endif
 
+#if COPIED
+#include "copied_loads.cuh"
+#else
+using InFlight = uint4[AHEAD][CHUNK];
+
 // Issues the first loads of a step, at the end of the step before: earlier, values would not have arrived, and the loads would
-// only take bandwidth of the second-level cache. `row_at(row, step)` returns the source of a batch row.
+// only take bandwidth of the second-level cache. `row_at(row, depth, step)` returns the source of a batch row.
 template <class RowAt>
-__device__ __forceinline__ void begin_product(InFlight& words, RowAt row_at, int step) {
+__device__ __forceinline__ void begin_product(InFlight& words, RowAt row_at, int step, float* = nullptr) {
 #pragma unroll
     for (int item = 0; item < AHEAD; ++item)
-        load_item(words[item], row_at(row_of_lane(item / POLLS), step), item % POLLS);
+        load_item(words[item], row_at(row_of_lane(item / POLLS), depth_of(0), step), item % POLLS);
 }
+#endif
 
 #if SCALED
 // The scale of a lane's batch row in each group of eight rows.
@@ -270,14 +284,14 @@ struct Scales {
         bool fit = true;
 #pragma unroll
         for (int group = 0; group < NEIGHBOURS; ++group)
-            fit = fit && (most[group] == 0 || most[group] - LEAST < INFINITE - LEAST || !row_of(row_of_lane(group)).counted);
+            fit = fit && (most[group] == 0 || most[group] - LEAST < INFINITE - LEAST || !row_of(row_of_lane(group), 0).counted);
         if (__all_sync(EVERY_LANE, fit)) return false;
         bool changed = false;
 #pragma unroll
         for (int group = 0; group < NEIGHBOURS; ++group) {
             u32 row = max(most[group], __shfl_xor_sync(EVERY_LANE, most[group], 1));
             row = max(row, __shfl_xor_sync(EVERY_LANE, row, 2));
-            if (row == 0 || row - LEAST < INFINITE - LEAST || !row_of(row_of_lane(group)).counted) continue;
+            if (row == 0 || row - LEAST < INFINITE - LEAST || !row_of(row_of_lane(group), 0).counted) continue;
             const float before = own[group];
             own[group] = rescaled(before, row);
             changed = changed || own[group] != before;
@@ -299,7 +313,7 @@ struct Scales {
 };
 #endif
 
-// Multiplies the values as they arrive, polling for them; `partial` is this warp's part of shared memory.
+// Multiplies the values as they arrive, polling for them; `partial` is the memory of the warp's sums.
 template <class RowAt>
 __device__ __forceinline__ void finish_product(InFlight& words, const Weights& weights, RowAt row_at, int step, float* partial, Patience& patience, Scales& scales) {
     const int row = (threadIdx.x & 31) >> 2, pair = threadIdx.x & 3;
@@ -309,15 +323,21 @@ __device__ __forceinline__ void finish_product(InFlight& words, const Weights& w
     u32 most = 0, some = 0;
 again:
     forget_results_of(step);  // all addresses, which would be computed before the first product, and spilled
-    auto row_of = [&](int row) { return row_at(row, step); };
+    auto row_of = [&](int row, int depth) { return row_at(row, depth, step); };
 #else
-    auto row_of = [&](int row) { return row_at(row, step); };
+    auto row_of = [&](int row, int depth) { return row_at(row, depth, step); };
 #endif
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
-        const int group = item / POLLS, poll = item % POLLS, later = item + AHEAD;
+        const int group = item / POLLS, poll = item % POLLS;
+#if COPIED
+        uint4 here[CHUNK];
+        words.await(here, row_of, item, partial, patience);
+#else
+        const int later = item + AHEAD;
         uint4(&here)[CHUNK] = words[item % AHEAD];
-        await_item(here, row_of(row_of_lane(group)), poll, patience);
+        await_item(here, row_of(row_of_lane(group), depth_of(0)), poll, patience);
+#endif
 #if SCALED
         if (poll == 0) most = some = 0;
 #pragma unroll
@@ -348,15 +368,17 @@ again:
             for (int tile = 0; tile < TILES && span < SPANS; ++tile) multiply_tile(sum[tile], weights, tile, span * 2 + 1, here[c].z, here[c].w);
 #endif
 #endif
-#if EARLY_LOADS
+#if EARLY_LOADS && !COPIED
             if (later < ITEMS) {
-                here[c] = load_span(row_of(row_of_lane(later / POLLS)), later % POLLS * CHUNK + c);
+                here[c] = load_span(row_of(row_of_lane(later / POLLS), depth_of(0)), later % POLLS * CHUNK + c);
                 __syncwarp();  // otherwise the compiler would move the load behind later products
             }
 #endif
         }
-#if !EARLY_LOADS
-        if (later < ITEMS) load_item(here, row_of(row_of_lane(later / POLLS)), later % POLLS);
+#if COPIED
+        words.follow(row_of, item);
+#elif !EARLY_LOADS
+        if (later < ITEMS) load_item(here, row_of(row_of_lane(later / POLLS), depth_of(0)), later % POLLS);
 #endif
         if (poll == POLLS - 1) {
 #if ONE_ROW
@@ -393,7 +415,7 @@ again:
     }
 #if SCALED
     if (scales.change(row_of)) {
-        begin_product(words, row_at, step);
+        begin_product(words, row_at, step, partial);
         goto again;
     }
 #endif

@@ -192,11 +192,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
             input[cell] = arrived(load(cell, 0));
             if (EARLIER == 2) coming[cell] = load(cell, 1);
         }
-        auto row_at = [&](int row, int step) -> Row {
+        auto row_at = [&](int row, int depth, int step) -> Row {
             const int after = reverse ? step - 1 : steps - step;  // the step visited before
             const u32 n = min(ends.place(row), p.batch - 1);
             const bool polled = step > 0 && step <= steps && (!RAGGED || after < ends.of(row));
-            const u32 place = n * (p.row * 4 * HIDDEN) + rank * WIDTH + depth_of(0);
+            const u32 place = n * (p.row * 4 * HIDDEN) + rank * WIDTH + depth;
             return {step_of(dgates, polled ? after : 0, 4 * step_values) + place, polled, polled};
         };
         InFlight words;

@@ -116,11 +116,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
             input[cell] = gathered(load(cell, 0));
             if (EARLIER == 2) coming[cell] = load(cell, 1);
         }
-        auto row_at = [&](int row, int step) -> Row {
+        auto row_at = [&](int row, int depth, int step) -> Row {
             const int t = reverse ? steps - 1 - step : step, before = reverse ? t + 1 : t - 1;
             const u32 n = min(ends.place(row), p.batch - 1);
             const bool polled = step > 0 && step < steps && (!RAGGED || max(t, before) < ends.of(row));
-            const u32 place = n * (polled ? y_row_values : HIDDEN) + depth_of(0);
+            const u32 place = n * (polled ? y_row_values : HIDDEN) + depth;
             return {(polled ? step_of(y, before, y_step_values) : h0) + place, polled, !RAGGED || t < ends.of(row)};
         };
         InFlight words;

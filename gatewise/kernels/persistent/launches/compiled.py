@@ -17,6 +17,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
+from gatewise.kernels.persistent.sizes.copied_loads import copied_loads_of
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.step import code_of, has_fused_passes, macros_of
 from gatewise.kernels.persistent.sizes.tilings import Tiling, stacked_tiling, tiling
@@ -99,7 +100,9 @@ def launch_of(
     if chosen is None:
         raise ValueError(f"the weights of hidden_size {hidden_size} do not fit on the chip")
     macros = {"SIZE": hidden_size, **chosen.macros(dtype, ragged, resets=resets), **macros_of(cell)}
-    shape = driver.Shape(chosen.grid, chosen.warps * 32, chosen.shared_bytes, chosen.split)
+    if copies := copied_loads_of(chosen, device):
+        macros |= copies.macros(chosen.shared_bytes)
+    shape = driver.Shape(chosen.grid, chosen.warps * 32, macros["SHARED_BYTES"], chosen.split)
 
     file = name if fused else f"row_{name}"
     if not fused:
