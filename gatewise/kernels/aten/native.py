@@ -108,19 +108,17 @@ def _called(problem: Problem, inputs: Inputs) -> Result:
 def operator_on_cpu(problem: Problem) -> Operator:
     """Return PyTorch's operator of a problem on a CPU.
 
-    It uses oneDNN by PyTorch's rules, but not for a single step. Packed batches are computed as runs of steps where
-    that is faster.
+    It uses oneDNN by PyTorch's rules, but not for a few steps, which the native loop computes faster. Packed batches
+    are computed as runs of steps where that is faster.
 
     Args:
         problem: The problem, dense or packed.
     """
-    operator = operators.operator_of(problem)
-    if onednn.is_slower(problem):
-        switched_off = torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled
-        operator = functools.partial(_without, *switched_off, operator)
+    device = Device.probe("cpu")
+    operator = native_loop(problem) if onednn.is_slower(problem, device) else operators.operator_of(problem)
     if problem.layout is not Layout.PACKED or not runs.may_take(problem):
         return operator
-    equal, costs = problem.time * problem.batch, runs.costs_of(problem, Device.probe("cpu"))
+    equal, costs = problem.time * problem.batch, runs.costs_of(problem, device)
 
     def packed(
         x: Tensor, h0: Tensor, c0: Tensor, weights: Sequence[Tensor], batch_sizes: Tensor | None
@@ -132,6 +130,12 @@ def operator_on_cpu(problem: Problem) -> Operator:
         return operator(x, h0, c0, weights, batch_sizes)
 
     return packed
+
+
+def native_loop(problem: Problem) -> Operator:
+    """Return PyTorch's operator of a problem on a CPU, without oneDNN."""
+    switched_off = torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled
+    return functools.partial(_without, *switched_off, operators.operator_of(problem))
 
 
 def _without(is_on: Callable[[], bool], switch: Callable[[bool], None], call: Callable, *arguments: Any) -> Any:
