@@ -72,7 +72,7 @@ def steps_of(problem: Problem) -> tuple[Step, Step]:
 def quantities(row: dict[str, Any]) -> dict[str, float]:
     """Return the quantities that the weights multiply: calls, elements, and negative steps and added elements."""
     T, B, H = row["T"], row["B"], row["H"]
-    return {"calls": 1.0, "elements": T * B * H, "steps": -T, "added": -T * row["gates"] * H * H}
+    return {"calls": 1.0, "elements": T * B * H, "steps": -T, "added": -(T - 1) * row["gates"] * H * H}
 
 
 def main() -> int:

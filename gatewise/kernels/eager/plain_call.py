@@ -76,9 +76,10 @@ def is_recorded(problem: Problem, device: Device) -> bool:
     if not _has_all_gradients(problem.cell):
         return False
     weights = ranking.weights(device, ranking_of(problem.cell))
-    steps = problem.num_layers * problem.num_directions * problem.time
+    directions = problem.num_layers * problem.num_directions
+    steps = directions * problem.time
     elements = steps * problem.batch * problem.hidden_size
-    added = steps * problem.gate_rows * problem.hidden_size
+    added = (steps - directions) * problem.gate_rows * problem.hidden_size
     each = steps * weights["steps"] + added * weights["added"]
     return elements <= weights["most elements"] and weights["calls"] + elements * weights["elements"] > each
 
