@@ -213,16 +213,19 @@ def test_a_layer_starts_from_the_initial_states_that_its_cell_states(time, gradi
 def test_trials_find_a_wrong_plain_call(mode, request, monkeypatch):
     request.addfinalizer(plan_of.cache_clear)
     plan_of.cache_clear()
-    right = plain_call._call
+    right = plain_call._call_of
 
-    def wrong(*given):
-        y, *finals = right(*given)
-        return y * (1 + 1e-3), *finals
+    def wrong(*about):
+        def call(*given):
+            y, *finals = right(*about)(*given)
+            return y * (1 + 1e-3), *finals
+
+        return call
 
     setting = Setting(time=1, batch=2, hidden_size=5, cell="peephole_lstm", kernel="eager", mode=mode, above="y")
     trial(setting)
     plan_of.cache_clear()
-    monkeypatch.setattr(plain_call, "_call", wrong)
+    monkeypatch.setattr(plain_call, "_call_of", wrong)
     with pytest.raises(Wrong):
         trial(setting)
 
