@@ -68,8 +68,9 @@ def is_recorded(problem: Problem, device: Device) -> bool:
     """Return whether a call with gradients takes less time if autograd records it than by the explicit passes.
 
     The explicit backward pass computes the gradient of the recurrent weights in one product for all steps, instead of
-    adding one matrix in each step after the first. It computes more for each element of the states, and prepares more for each call.
-    Autograd keeps up to twice as much memory, so that it records no calls with more elements than a limit.
+    adding one matrix in each step after the first. It computes more for each element of the states, and prepares more
+    for each call. Autograd keeps up to twice as much memory, so that it records no calls with more elements than a
+    limit.
 
     Args:
         problem: The problem.
