@@ -20,9 +20,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from benchmarks.choices import report
 from benchmarks.pairs import Step, compare
 from gatewise.benchmarks.cells.cases import chosen_cells
 from gatewise.benchmarks.record import Run
@@ -69,33 +69,10 @@ def steps_of(problem: Problem) -> tuple[Step, Step]:
     )
 
 
-def quantities(row: dict[str, Any]) -> list[float]:
+def quantities(row: dict[str, Any]) -> dict[str, float]:
     """Return the quantities that the weights multiply: calls, elements, and negative steps and added elements."""
     T, B, H = row["T"], row["B"], row["H"]
-    return [1.0, T * B * H, -T, -T * row["gates"] * H * H]
-
-
-def report(name: str, rows: list[dict[str, Any]], fits: bool) -> None:
-    """Print how much time the choices of a ranking lose, after fitting its weights if `fits` is true."""
-    of_passes, of_autograd = np.array([row["us"] for row in rows]).T
-    best = np.minimum(of_passes, of_autograd)
-    choices = np.array([row["recorded"] for row in rows])
-    print(f"\n{name}, {len(rows)} calls")
-    if fits:
-        # Differences count in parts of the time of the faster form, but no more than half of it.
-        features, differences = np.array([quantities(row) for row in rows]), (of_passes - of_autograd) / best
-        scale = np.maximum(1, 2 * np.abs(differences))
-        weights, *_ = np.linalg.lstsq(features / (best * scale)[:, None], differences / scale, rcond=None)
-        print(json.dumps(dict(zip(("calls", "elements", "steps", "added"), weights.tolist(), strict=True))))
-        choices = features @ weights > 0
-    lost = np.where(choices, of_autograd, of_passes) / best
-
-    def mean(times: np.ndarray) -> str:
-        return f"{np.exp(np.log(times / best).mean()):.3f}"
-
-    print(f"chosen within 5 % of the faster form: {(lost < 1.05).mean():.0%}, worst {lost.max():.2f}")
-    print(f"time over the faster form, geometric mean: chosen {mean(lost * best)}, always by the explicit passes")
-    print(f"{mean(of_passes)}, always recorded {mean(of_autograd)}", flush=True)
+    return {"calls": 1.0, "elements": T * B * H, "steps": -T, "added": -(T - 1) * row["gates"] * H * H}
 
 
 def main() -> int:
@@ -116,11 +93,12 @@ def main() -> int:
         sizes = {"T": problem.time, "B": problem.batch, "H": problem.hidden_size, "gates": len(problem.cell.gates)}
         chosen = is_recorded(problem, device)
         rows.append(
-            {"ranking": ranking_of(problem.cell), "cell": problem.cell.name, **sizes, **found, "recorded": chosen}
+            {"ranking": ranking_of(problem.cell), "cell": problem.cell.name, **sizes, **found, "chosen": chosen}
         )
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     for name in RANKINGS:
-        report(name, [row for row in rows if row["ranking"] == name], not given.judge)
+        own = [row for row in rows if row["ranking"] == name]
+        report(name, own, [*map(quantities, own)], ("the explicit passes", "recording"), fits=not given.judge)
     run = dataclasses.asdict(Run.now(torch.device("cpu")))
     record = {"benchmark": "recorded_calls", "run": run, "seed": given.seed, "judged": given.judge, "rows": rows}
     append_line(RESULTS, json.dumps(record))

@@ -115,9 +115,13 @@ class Operator(Protocol):
     """A function that computes a whole call by operators of PyTorch, which autograd can record."""
 
     def __call__(
-        self, x: Tensor, h0: Tensor, c0: Tensor, weights: Sequence[Tensor], batch_sizes: Tensor | None, /
+        self, x: Tensor, h0: Tensor | None, c0: Tensor | None, weights: Sequence[Tensor], batch_sizes: Tensor | None, /
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return y, h_n and c_n; for a cell with the hidden state alone, c0 is not read, and c_n means nothing."""
+        """Return y, h_n and c_n.
+
+        For a cell with the hidden state alone, c0 is not read, and c_n means nothing. Without h0 and c0, the states
+        before the first step are those that the cell states.
+        """
         ...
 
 

@@ -48,8 +48,9 @@ class _Writer:
         for operation in self._operations:
             if operation.name in self._wanted:
                 self._reads.update(operand for operand in operation.operands if isinstance(operand, str))
+        # The derivative of `addcmul` multiplies by its `value` too, so that autograd is given the product and the sum.
         self._fused = {
-            operation.name: fused_product(operation, self._made_by, self._reads)
+            operation.name: fused_product(operation, self._made_by, self._reads) if overwrites else ""
             for operation in self._operations
             if operation.name in self._wanted
         }

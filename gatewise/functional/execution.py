@@ -77,9 +77,8 @@ def execute(
     # A small call takes about as long as this function, so that nothing is prepared for an operator that it does not
     # read, and calls are without `*`, which the interpreter does not inline.
     if plan.operator is not None:
-        h0, c0 = _zeros(plan, x) if state is None else (state[0], state[-1])
-        y, h_n, c_n = plan.operator(x, h0, c0, flat, batch_sizes)
-        return y, h_n, c_n
+        h0, c0 = (None, None) if state is None else (state[0], state[-1])
+        return plan.operator(x, h0, c0, flat, batch_sizes)
     if plan.ragged is not None and forward_ad._current_level < 0:
         each, shortest, longest = read_lengths(lengths, plan.problem.time, plan.problem.batch, x.device)
         if shortest:

@@ -219,7 +219,7 @@ def plan_of(
     records = (packs or (reads_layout and lengths is None)) and (needs_grad or not problem.dropout)
     operator = kernel.operator(problem, device) if straight and records else None
     by_lengths = ragged(kernel, problem, device) if packs and records and not autocast else None
-    if not (operator is None and by_lengths is None) and not cell.states:
+    if by_lengths is not None and not cell.states:
         shapes = h0_shape, None
     return Plan(
         problem,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -34,21 +34,38 @@ def operator_of(problem: Problem) -> Operator:
     """
     name = pytorch_layer(problem.cell).mode.lower()
     options = (problem.bias, problem.num_layers, problem.dropout, problem.needs_grad, problem.bidirectional)
-    pair = bool(problem.cell.states)
+    pair, zeros = bool(problem.cell.states), zeros_of(problem)
     if problem.layout is Layout.PACKED:
 
         def packed(
-            x: Tensor, h0: Tensor, c0: Tensor, weights: Sequence[Tensor], batch_sizes: Tensor | None
+            x: Tensor, h0: Tensor | None, c0: Tensor | None, weights: Sequence[Tensor], batch_sizes: Tensor | None
         ) -> tuple[Tensor, Tensor, Tensor]:
+            if h0 is None or c0 is None:
+                h0, c0 = zeros(x)
             found = getattr(torch, name)(x, batch_sizes, (h0, c0) if pair else h0, weights, *options)
             return found if pair else (*found, c0)
 
         return packed
 
     def dense(
-        x: Tensor, h0: Tensor, c0: Tensor, weights: Sequence[Tensor], batch_sizes: Tensor | None
+        x: Tensor, h0: Tensor | None, c0: Tensor | None, weights: Sequence[Tensor], batch_sizes: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if h0 is None or c0 is None:
+            h0, c0 = zeros(x)
         found = getattr(torch, name)(x, (h0, c0) if pair else h0, weights, *options, False)
         return found if pair else (*found, c0)
 
     return dense
+
+
+def zeros_of(problem: Problem) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Return a function that makes the initial states of a call that gives none, which are zero, for its input."""
+    rows, states = problem.num_layers * problem.num_directions, problem.states_size
+    h0_shape, c0_shape = (rows, problem.batch, problem.state_size), (rows, problem.batch, states)
+    shared = not states or c0_shape == h0_shape  # nothing writes to the states
+
+    def zeros(x: Tensor) -> tuple[Tensor, Tensor]:
+        h0 = x.new_zeros(h0_shape)
+        return h0, h0 if shared else x.new_zeros(c0_shape)
+
+    return zeros

@@ -108,30 +108,35 @@ def _called(problem: Problem, inputs: Inputs) -> Result:
 def operator_on_cpu(problem: Problem) -> Operator:
     """Return PyTorch's operator of a problem on a CPU.
 
-    It uses oneDNN by PyTorch's rules, but not for a single step. Packed batches are computed as runs of steps where
-    that is faster.
+    It uses oneDNN by PyTorch's rules, but not for a few steps, which the native loop computes faster. Packed batches
+    are computed as runs of steps where that is faster.
 
     Args:
         problem: The problem, dense or packed.
     """
-    operator = operators.operator_of(problem)
-    if onednn.is_slower(problem):
-        switched_off = torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled
-        operator = functools.partial(_without, *switched_off, operator)
+    device = Device.probe("cpu")
+    operator = native_loop(problem) if onednn.is_slower(problem, device) else operators.operator_of(problem)
     if problem.layout is not Layout.PACKED or not runs.may_take(problem):
         return operator
-    equal, costs = problem.time * problem.batch, runs.costs_of(problem, Device.probe("cpu"))
+    equal, costs, zeros = problem.time * problem.batch, runs.costs_of(problem, device), operators.zeros_of(problem)
 
     def packed(
-        x: Tensor, h0: Tensor, c0: Tensor, weights: Sequence[Tensor], batch_sizes: Tensor | None
+        x: Tensor, h0: Tensor | None, c0: Tensor | None, weights: Sequence[Tensor], batch_sizes: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert batch_sizes is not None  # for the type checker
         # PyTorch's operator computes sequences of equal lengths as an ordinary batch.
         if x.shape[0] < equal and runs.are_chosen(problem, costs, batch_sizes):
-            return runs.call(problem, Inputs(x, h0, c0, tuple(weights), None, batch_sizes))[:3]
+            states = zeros(x) if h0 is None or c0 is None else (h0, c0)
+            return runs.call(problem, Inputs(x, *states, tuple(weights), None, batch_sizes))[:3]
         return operator(x, h0, c0, weights, batch_sizes)
 
     return packed
+
+
+def native_loop(problem: Problem) -> Operator:
+    """Return PyTorch's operator of a problem on a CPU, without oneDNN."""
+    switched_off = torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled
+    return functools.partial(_without, *switched_off, operators.operator_of(problem))
 
 
 def _without(is_on: Callable[[], bool], switch: Callable[[bool], None], call: Callable, *arguments: Any) -> Any:

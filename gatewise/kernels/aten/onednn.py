@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gatewise.cells import LSTM
+from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Layout, Problem
@@ -16,20 +17,28 @@ from gatewise.contract.saved import Needs, OutputGradients, Result
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.stack import Layer, LayerGradients
 
+RANKINGS = "aten onednn inference", "aten onednn training"
+"""The names of the measured weights for calls without gradients, and with them."""
+
 _LSTM = 2
 _forward = torch.ops.aten.mkldnn_rnn_layer.default
 _backward = torch.ops.aten.mkldnn_rnn_layer_backward.default
 
 
 def takes(problem: Problem, device: Device) -> bool:
-    """Return whether a problem runs on oneDNN: if PyTorch supports it there, and the native loop is not faster.
+    """Return whether a problem runs on oneDNN: if PyTorch supports it there, and the native loop is not faster."""
+    return supports(problem, device) and not is_slower(problem, device)
 
-    PyTorch supports LSTMs without projection on dense, non-empty input, in float32, in bfloat16 if the processor
-    supports it, and in float16 if the processor supports it and no gradient is needed (`use_mkldnn` in ATen's RNN.cpp).
+
+def supports(problem: Problem, device: Device) -> bool:
+    """Return whether PyTorch supports a problem on oneDNN.
+
+    It supports LSTMs without projection on dense, non-empty input, in float32, in bfloat16 if the processor supports
+    it, and in float16 if the processor supports it and no gradient is needed (`use_mkldnn` in ATen's RNN.cpp).
     """
     if type(problem.cell) is not LSTM:
         return False
-    if device.kind != "cpu" or problem.proj_size or problem.layout is not Layout.DENSE or is_slower(problem):
+    if device.kind != "cpu" or problem.proj_size or problem.layout is not Layout.DENSE:
         return False
     if not torch.backends.mkldnn.is_available() or not torch._C._get_mkldnn_enabled():
         return False
@@ -42,19 +51,24 @@ def takes(problem: Problem, device: Device) -> bool:
     return problem.dtype == torch.float32
 
 
-def is_slower(problem: Problem) -> bool:
-    """Return whether the native loop is faster than oneDNN: for a single step, as in streaming inference.
+def is_slower(problem: Problem, device: Device) -> bool:
+    """Return whether the native loop takes clearly less time than oneDNN, as it does for a few steps.
 
-    oneDNN converts the weights to its own layout in every call. For one step, the native loop was 1.2 to 17 times as
-    fast for all H from 64 to 1024 and B from 1 to 16; for four steps, only for large weights and small batches.
+    In every call oneDNN converts the weights to its own layout. In every step the native loop issues more operators,
+    and in training adds one matrix to the gradients of the weights.
+
+    Args:
+        problem: The problem, with any layout.
+        device: The device, which is a CPU.
     """
-    return (
-        problem.time == 1
-        and problem.dtype is torch.float32
-        and not problem.traced
-        and type(problem.cell) is LSTM
-        and not problem.proj_size
-    )
+    if problem.dtype is not torch.float32 or problem.traced or type(problem.cell) is not LSTM or problem.proj_size:
+        return False
+    weights = ranking.weights(device, RANKINGS[problem.needs_grad])
+    directions, elements = problem.num_layers * problem.num_directions, problem.parameter_count
+    once = directions * weights["calls"] + elements * weights["weights"]
+    each = directions * weights["steps"] + elements * weights["weights in steps"]
+    each += directions * problem.batch * problem.hidden_size * weights["states in steps"]
+    return once > problem.time * each
 
 
 def kept(problem: Problem) -> tuple[TensorSpec, ...]:

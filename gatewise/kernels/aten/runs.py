@@ -54,7 +54,7 @@ def takes(problem: Problem, device: Device) -> bool:
     """
     if device.kind != "cpu" or not may_take(problem):
         return False
-    return type(problem.cell) is not LSTM or onednn.takes(_of_several_steps(problem), device)
+    return type(problem.cell) is not LSTM or onednn.supports(_dense(problem), device)
 
 
 def may_take(problem: Problem) -> bool:
@@ -259,8 +259,8 @@ def _run(
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_several_steps(problem: Problem) -> Problem:
-    return problem.replace(layout=Layout.DENSE, time=max(2, problem.time))
+def _dense(problem: Problem) -> Problem:
+    return problem.replace(layout=Layout.DENSE)
 
 
 def _matrices(problem: Problem) -> int:

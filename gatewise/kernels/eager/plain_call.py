@@ -52,22 +52,25 @@ def operator_of(problem: Problem, device: Device) -> Operator | None:
         return None
     if problem.needs_grad:
         return recorded(problem) if not problem.lean and is_recorded(problem, device) else None
-    direction = _overwriting if is_pointwise(problem.cell) else _staged
-    return functools.partial(_call, problem, functools.partial(direction, problem.cell, 4 if problem.bias else 2))
+    cell, count = problem.cell, 4 if problem.bias else 2
+    if is_pointwise(cell):
+        return _call_of(problem, functools.partial(_overwriting, cell, step_by_gates(cell, True), count))
+    return _call_of(problem, functools.partial(_staged, cell, count))
 
 
 def recorded(problem: Problem) -> Operator:
     """Return the function of a call that autograd records."""
     direction = functools.partial(_recorded, problem.cell, _recorded_step(problem.cell), 4 if problem.bias else 2)
-    return functools.partial(_call, problem, direction)
+    return _call_of(problem, direction)
 
 
 def is_recorded(problem: Problem, device: Device) -> bool:
     """Return whether a call with gradients takes less time if autograd records it than by the explicit passes.
 
     The explicit backward pass computes the gradient of the recurrent weights in one product for all steps, instead of
-    adding one matrix in each step. It computes more for each element of the states, and prepares more for each call.
-    Autograd keeps up to twice as much memory, so that it records no calls with more elements than a limit.
+    adding one matrix in each step after the first. It computes more for each element of the states, and prepares more
+    for each call. Autograd keeps up to twice as much memory, so that it records no calls with more elements than a
+    limit.
 
     Args:
         problem: The problem.
@@ -76,9 +79,10 @@ def is_recorded(problem: Problem, device: Device) -> bool:
     if not _has_all_gradients(problem.cell):
         return False
     weights = ranking.weights(device, ranking_of(problem.cell))
-    steps = problem.num_layers * problem.num_directions * problem.time
+    directions = problem.num_layers * problem.num_directions
+    steps = directions * problem.time
     elements = steps * problem.batch * problem.hidden_size
-    added = steps * problem.gate_rows * problem.hidden_size
+    added = (steps - directions) * problem.gate_rows * problem.hidden_size
     each = steps * weights["steps"] + added * weights["added"]
     return elements <= weights["most elements"] and weights["calls"] + elements * weights["elements"] > each
 
@@ -103,31 +107,51 @@ def ranking_of(cell: Cell) -> str:
     return RANKINGS[is_pointwise(cell)]
 
 
-def _call(
-    problem: Problem, run: Direction, x: Tensor, h0: Tensor, c0: Tensor, weights: Tensors, batch_sizes: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y, h_n and c_n of a call, as `Operator` says."""
-    count, directions, states = problem.weights_per_direction, problem.num_directions, len(problem.cell.states)
-    h_n, c_n, outputs = [], [], []
-    for row in range(problem.num_layers * directions):
-        initial = (h0[row], *(c0[row].chunk(states, -1) if states else ()))
-        own = weights[row * count : (row + 1) * count]
-        hidden, (h, *others) = run(x, initial, own, row % directions == 1)
-        outputs.append(torch.stack(hidden))
-        h_n.append(h)
-        if states:
-            c_n.append(others[0] if states == 1 else torch.cat(others, -1))
-        if len(outputs) == directions:
-            x = outputs[0] if directions == 1 else torch.cat(outputs, -1)
-            outputs = []
-    # Stacking copies the states, which may be views of the products of the last step.
-    return x, torch.stack(h_n), torch.stack(c_n) if states else c0
+def _call_of(problem: Problem, run: Direction) -> Operator:
+    """Return the function of a call that computes each direction of each layer by `run`."""
+    cell, batch_shape = problem.cell, (problem.batch, problem.hidden_size)
+    count, directions, states = problem.weights_per_direction, problem.num_directions, len(cell.states)
+    rows, values = problem.num_layers * directions, [cell.initial_value(name) for name in ("h", *cell.states)]
+    distinct = list(dict.fromkeys(values))
+    places = [distinct.index(value) for value in values]
+
+    def call(
+        x: Tensor, h0: Tensor | None, c0: Tensor | None, weights: Tensors, batch_sizes: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        initial: Tensors = ()
+        if h0 is None or c0 is None:
+            # Nothing writes to the initial states, so that equal ones are one tensor.
+            made = [x.new_full(batch_shape, value) for value in distinct]
+            initial = [made[place] for place in places]
+        h_n, c_n, outputs = [], [], []
+        for row in range(rows):
+            if h0 is not None and c0 is not None:
+                initial = h0[row], *_separated(states, c0[row])
+            own = weights[row * count : (row + 1) * count]
+            hidden, (h, *others) = run(x, initial, own, row % directions == 1)
+            outputs.append(torch.stack(hidden))
+            h_n.append(h)
+            if states:
+                c_n.append(others[0] if states == 1 else torch.cat(others, -1))
+            if len(outputs) == directions:
+                x = outputs[0] if directions == 1 else torch.cat(outputs, -1)
+                outputs = []
+        # Stacking copies the states, which may be views of the products of the last step.
+        last = torch.stack(h_n)
+        return x, last, torch.stack(c_n) if states else last
+
+    return call
+
+
+def _separated(states: int, c: Tensor) -> Tensors:
+    """Return the states other than the hidden one [B, H] from all of them side by side [B, S*H]."""
+    return (c,) if states == 1 else c.chunk(states, -1) if states else ()
 
 
 def _overwriting(
-    cell: Cell, count: int, x: Tensor, states: Tensors, weights: Tensors, reverse: bool
+    cell: Cell, step: Step, count: int, x: Tensor, states: Tensors, weights: Tensors, reverse: bool
 ) -> tuple[list[Tensor], Tensors]:
-    step, w_hh, parameters, outputs = step_by_gates(cell, True), weights[1].t(), weights[count:], []
+    w_hh, parameters, outputs = weights[1].t(), weights[count:], []
     products = linear(x, weights[0], _bias_of_inputs(cell, count, weights)).unbind(0)
     if cell.apart:
         for product in reversed(products) if reverse else products:
