@@ -13,9 +13,10 @@ from gatewise.benchmarks.precision import PRECISIONS
 from gatewise.benchmarks.rivals import Way
 from gatewise.benchmarks.training_step import starting_weights
 from gatewise.data import Window
+from tests.processor import AUTOCAST, needs_bfloat16_autocast
 
 CASE = LanguageModelCase("tiny", 24, dropout=0.5, clip_norm=5.0, initial_scale=0.1, time=7, batch=5)
-ON_CPU = ["fp32", "bf16", "bf16-autocast"]
+ON_CPU = ["fp32", "bf16", AUTOCAST]
 RUNNABLE = [way for way in rivals.ways() if way.kernel not in ("persistent", "stepwise", "cudnn")]
 REPLAYED = Way("nn.LSTM", rivals.torch_lstm).replayed()
 
@@ -99,6 +100,7 @@ def test_wrong_ways_do_not(judge: Judge, wrong: type[Spoiled], precision: str) -
     assert "more than the allowed" in str(finding)
 
 
+@needs_bfloat16_autocast
 def test_a_coarser_format_is_not_a_finer_one(judge: Judge) -> None:
     """A way that computes in bfloat16 must not pass as float32."""
 

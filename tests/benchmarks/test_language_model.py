@@ -17,6 +17,7 @@ from gatewise.benchmarks.training_step import TrainingStep, new_model
 from gatewise.contract.errors import ArgumentError, CorpusError
 from gatewise.data import Window
 from gatewise.training.graph import Capture, cuda_graph
+from tests.processor import needs_bfloat16_autocast
 
 
 class Backwards(nn.LSTM):
@@ -228,7 +229,7 @@ def test_dropout_changes_the_loss(settings, plain_ways) -> None:
     [
         ("fp32", torch.float32, torch.float32),
         ("bf16", torch.bfloat16, torch.bfloat16),
-        ("bf16-autocast", torch.float32, torch.bfloat16),
+        pytest.param("bf16-autocast", torch.float32, torch.bfloat16, marks=needs_bfloat16_autocast),
     ],
 )
 def test_precision_is_what_runs(settings, plain_ways, precision, parameters, scores) -> None:

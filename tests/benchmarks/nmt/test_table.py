@@ -17,6 +17,7 @@ from gatewise.benchmarks.nmt.table import TRANSLATION_PRECISIONS
 from gatewise.benchmarks.nmt.ways import PLAIN, PLANNED, Way, starting_weights, ways, with_distinct_attention
 from gatewise.benchmarks.precision import PRECISIONS
 from gatewise.contract.errors import OutOfMemoryPredicted
+from tests.processor import needs_bfloat16_autocast
 
 CPU = torch.device("cpu")
 TINY = TINY_CASES[0]
@@ -154,6 +155,7 @@ def test_the_learning_rate_comes_from_the_case() -> None:
     assert moved[1] == pytest.approx(100 * moved[0], rel=0.1)
 
 
+@needs_bfloat16_autocast
 def test_bf16_is_autocast() -> None:
     precision = TRANSLATION_PRECISIONS["bf16"]
     assert (precision.name, precision.dtype, precision.autocast) == ("bf16", torch.float32, True)
