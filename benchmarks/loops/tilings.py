@@ -230,7 +230,8 @@ def report(lines: Sequence[Mapping[str, Any]], ghz: float = 1.98) -> Iterator[st
         present = present_weights(device, ranking)
         names = [name for name in present if name != _NOT_ADDED]
         few_warps = present.get(_NOT_ADDED, 0.0)
-        choices = [choice_of(case, of_case, few_warps, ghz) for case, of_case in groups(rows, "case").items()]
+        cases = groups([{**row, "choice": f"{row['case']} {row['dtype']}"} for row in rows], "choice")
+        choices = [choice_of(case, of_case, few_warps, ghz) for case, of_case in cases.items()]
         fitted = fit(choices, names)
         apart = [slower(choice, fit([other for other in choices if other is not choice], names)) for choice in choices]
         kept = [choice.clocks[choice.presently] / min(choice.clocks) for choice in choices]

@@ -26,12 +26,16 @@ def for_data_parallel(multiprocessors: int = MULTIPROCESSORS) -> Iterator[None]:
       all gradients of a stack are ready at its end. Dropout between layers is that of `torch.nn.functional.dropout`.
     - The backward passes of `persistent` leave multiprocessors of the GPU free, on which the collectives of NCCL can
       run beside them; the blocks of a pass wait for each other, and often take all multiprocessors otherwise. Where
-      the weights do not fit on the remaining multiprocessors, a pass takes all of them. Both kinds of kernels wait,
-      but not for each other: a pass is a cooperative launch, which begins when there is room for all of its blocks,
-      and ends without waiting for another GPU.
+      the weights do not fit on the remaining multiprocessors, a pass takes all of them. No deadlock is possible: a
+      collective waits for other GPUs, and a pass for none of them. A pass is a cooperative launch, which begins when
+      there is room for all of its blocks.
 
-    Put the block around the forward pass of the model; its backward pass follows the calls. The training commands of
-    gatewise do so for several processes.
+    Put the block around the forward pass of the model; its backward pass follows the calls. If `torch.utils.checkpoint`
+    repeats a part of the forward pass in the backward pass, the block belongs inside of that part. The training
+    commands of gatewise use the block for several processes.
+
+    Calls that `torch.compile` compiles are computed as outside of the block. `gatewise.explain` describes a stack as
+    one call, of which the backward passes leave multiprocessors free.
 
     Args:
         multiprocessors: The number of multiprocessors to leave free, 0 or more. NCCL is limited to as many by the

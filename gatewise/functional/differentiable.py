@@ -6,6 +6,7 @@ traces. From here on `execution` computes all calls; those of a graph when it ru
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Sequence
@@ -15,11 +16,11 @@ from torch import Tensor
 
 from gatewise.cells import Cell
 from gatewise.contract.data_parallel import multiprocessors_left
-from gatewise.contract.errors import ArgumentError, KernelRefused, sentence
+from gatewise.contract.errors import ArgumentError, KernelRefused, ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.pytorch import cell_of_mode
 from gatewise.contract.steps import LayerSteps
-from gatewise.functional.arguments import check_reverse, check_tensors
+from gatewise.functional.arguments import check_options, check_reverse, check_tensors
 from gatewise.functional.execution import execute, prepare
 from gatewise.functional.explicit import Output, State
 from gatewise.functional.layer_by_layer import layer_by_layer, separate_layers
@@ -144,6 +145,7 @@ def recurrent(
     """
     compiling = torch.compiler.is_compiling()
     if not compiling and multiprocessors_left.get() is not None and not torch._C._is_tracing():
+        check_options(bidirectional, dropout, memory)
         layers = separate_layers(state, flat, bidirectional, cell_of_mode(cell))
         if layers > 1:
             # Autocast converts the weights of a layer in the layer's own call, so that autograd converts their
@@ -160,7 +162,10 @@ def recurrent(
                 resets=resets,
                 reverse=reverse,
             )
-            return layer_by_layer(of_layer, layers, x, state, flat, dropout)
+            hidden_alone = not cell_of_mode(cell).states
+            # A call of the whole stack raises the error for a state that does not fit, with the sizes of all layers.
+            with contextlib.suppress(ShapeError):
+                return layer_by_layer(of_layer, layers, x, state, flat, dropout, hidden_alone=hidden_alone)
     if compiling and _is_transformed():
         # The operator has no rules for transforms of `torch.func`: the call is made outside of the graph.
         torch._dynamo.graph_break()

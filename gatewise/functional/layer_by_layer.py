@@ -16,7 +16,7 @@ Call = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def separate_layers(state: Sequence[Tensor] | None, flat: Sequence[Tensor], bidirectional: bool, cell: Cell) -> int:
-    """Return the number of layers that a call in `for_data_parallel` computes one by one; 1 without a backward pass.
+    """Return the number of layers that a call in `for_data_parallel` computes one by one; 1 without grad mode.
 
     Args:
         state: The initial states [L*D, B, ...], or None.
@@ -29,11 +29,18 @@ def separate_layers(state: Sequence[Tensor] | None, flat: Sequence[Tensor], bidi
     layers = structure_of(forms_of(flat), bidirectional, len(cell.gates), len(cell.parameters)).num_layers
     rows = layers * (1 + bidirectional)
     # A call of the whole stack raises the error for states of other sizes.
-    return layers if state is None or all(len(each) == rows for each in state) else 1
+    return layers if state is None or all(each.dim() == 3 and len(each) == rows for each in state) else 1
 
 
 def layer_by_layer(
-    call: Call, layers: int, x: Tensor, state: Sequence[Tensor] | None, flat: tuple[Tensor, ...], dropout: float
+    call: Call,
+    layers: int,
+    x: Tensor,
+    state: Sequence[Tensor] | None,
+    flat: tuple[Tensor, ...],
+    dropout: float,
+    *,
+    hidden_alone: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute a stack by one call for each layer, with dropout between them.
 
@@ -44,6 +51,7 @@ def layer_by_layer(
         state: The initial states [L*D, B, ...], or None for zeros.
         flat: The weights in torch's flat order.
         dropout: The probability of dropping an output between layers.
+        hidden_alone: Whether the cell has no state other than the hidden one; c_n then means nothing.
     """
     weights, finals = len(flat) // layers, []
     for layer in range(layers):
@@ -52,5 +60,5 @@ def layer_by_layer(
         own = None if state is None else tuple(each.chunk(layers)[layer] for each in state)
         x, *final = call(x, own, flat[layer * weights : (layer + 1) * weights])
         finals.append(final)
-    h_n, c_n = (torch.cat(each) for each in zip(*finals, strict=True))
-    return x, h_n, c_n
+    h_n = torch.cat([final[0] for final in finals])
+    return x, h_n, h_n if hidden_alone else torch.cat([final[1] for final in finals])

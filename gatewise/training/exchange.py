@@ -47,6 +47,7 @@ class GradientExchange:
         self._tables = list(dict.fromkeys(table for table in tables if table.requires_grad))
         self._rows: dict[torch.Tensor, EmbeddingRows] = {}
         self._turns = Turns((), _nothing_to_start)
+        self._broken = False
         self._shapes: Hashable = None
         self._known: dict[tuple[Hashable, int], tuple[int, ...]] = {}
 
@@ -65,16 +66,28 @@ class GradientExchange:
         Args:
             loss: The loss, before its backward pass.
             weights: The weights whose gradients are exchanged, the same in all processes and steps.
+
+        Raises:
+            RuntimeError: An earlier backward pass ended with an error after gradients had been sent. Other processes
+                may have sent more since, so that collectives would no longer match.
         """
         if self._processes.count == 1:
             yield
             return
+        if self._broken:
+            raise RuntimeError(
+                "a backward pass failed after it had sent gradients to other processes. Start the processes again."
+            )
         self._rows = self._rows_of(loss, set(weights))
-        large = [each for each in reversed(weights) if each.nbytes >= LARGE_BYTES and each not in self._rows]
+        trained = [each for each in reversed(weights) if each.requires_grad and each not in self._rows]
+        large = [each for each in trained if each.nbytes >= LARGE_BYTES]
         self._turns = Turns(large, self._start)
         hooks = [weight.register_post_accumulate_grad_hook(self._turns.ready) for weight in large]
         try:
             yield
+        except BaseException:
+            self._broken = self._turns.begun or bool(self._rows)
+            raise
         finally:
             for hook in hooks:
                 hook.remove()
@@ -137,8 +150,9 @@ class GradientExchange:
     def _saves_time(self, table: torch.Tensor, rows: torch.Tensor, numbers: tuple[int, ...]) -> bool:
         """Whether an all-gather of rows moves less than a quarter of the bytes of an all-reduce of the matrix.
 
-        Rows are sorted, copied and added besides. On two H200s, 14 % of the bytes saved time and 45 % cost some
-        (`benchmarks/results/scale.jsonl`: rows of 1500 numbers, of 10,000 words, with 700 and 4,480 tokens).
+        Rows are sorted, copied and added besides. On two H200s, 7 % of the bytes saved time and 45 % cost some
+        (`benchmarks/results/scale.jsonl`: rows of 1500 numbers, of 10,000 words, with 700 and 4,480 tokens in each
+        process); nothing was measured between them.
         """
         count, item = self._processes.count, 2 if self._bfloat16 else table.element_size()
         row = table[0].numel() * item + rows.element_size()
@@ -162,14 +176,18 @@ class EmbeddingRows:
         # A row that occurs several times is sent once, and zeros otherwise: the number of different rows would have to
         # be read from the device.
         repeated = functional.pad(self._rows[1:] == self._rows[:-1], (1, 0)) if len(rows) else rows.bool()
-        self._share = (~repeated).to(torch.float32).div_(processes.count).unsqueeze(1)
+        self._repeated = repeated.unsqueeze(1)
         self._missing = most - len(rows)
         # The row numbers are on their way while the backward pass runs.
         self._all_rows = processes.start_all_gather(functional.pad(self._rows, (0, self._missing)))
 
     def start(self, gradient: torch.Tensor) -> Finish:
-        """Send the rows of a gradient that is zero in all others; return a function that replaces it by the mean."""
-        values = gradient[self._rows] * self._share.to(gradient.dtype)
+        """Send the rows of a gradient, which is zero in all others, and set them to zero.
+
+        Returns:
+            A function that waits for the rows of all processes, and adds them to the gradient, which is then the mean.
+        """
+        values = (gradient[self._rows] / self._processes.count).masked_fill(self._repeated, 0.0)
         if self._bfloat16:
             values = values.bfloat16()
         all_values = self._processes.start_all_gather(functional.pad(values, (0, 0, 0, self._missing)))
@@ -199,6 +217,11 @@ class Turns:
         self._start = start
         self._ready: set[torch.Tensor] = set()
         self._started: list[Finish] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether the work for a tensor has been started."""
+        return bool(self._started)
 
     def ready(self, tensor: torch.Tensor) -> None:
         """Start the work for the tensor if it is its turn, and for those after it that are ready already.

@@ -46,6 +46,11 @@ class Processes:
     machines: int = 1
 
     @property
+    def nccl_multiprocessors(self) -> int:
+        """The largest number of multiprocessors that a collective of NCCL takes on a GPU; 0 without NCCL."""
+        return int(os.environ.get(_LIMIT_OF_NCCL, MULTIPROCESSORS)) if self.device.type == "cuda" else 0
+
+    @property
     def first(self) -> bool:
         """Whether this is the process that writes files and reports."""
         return self.rank == 0
@@ -141,7 +146,15 @@ class Processes:
         return finish
 
     def start_all_gather(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
-        """Begin to gather contiguous tensors of one shape; return a function that waits, and returns them by rank."""
+        """Begin to gather a tensor of each process (all-gather).
+
+        Args:
+            tensor: The contiguous tensor of this process; all processes pass the same shape and dtype.
+
+        Returns:
+            A function that waits for the tensors of all processes and returns them by rank. On a GPU, the current
+            stream waits, and not the host.
+        """
         if self.count == 1:
             return lambda: [tensor]
         tensors = [torch.empty_like(tensor) for _ in range(self.count)]
@@ -239,8 +252,7 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
         return
     # Values on the host use a CPU backend, so that no process waits for a GPU.
     if chosen.type == "cuda":
-        # As many as the kernels of a training step leave free, see `Step`.
-        os.environ.setdefault(_LIMIT_OF_NCCL, str(MULTIPROCESSORS))
+        _limit_nccl()
         distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen, **rendezvous())
     else:
         distributed.init_process_group("gloo", **rendezvous())
@@ -251,6 +263,18 @@ def join_processes(device: str | None = None) -> Iterator[Processes]:
             yield processes
     finally:
         _leave()
+
+
+def _limit_nccl() -> None:
+    """Limit the multiprocessors that NCCL takes beside the kernels of a step, unless the user has done so.
+
+    Raises:
+        ArgumentError: The user's limit is no positive integer.
+    """
+    given = os.environ.setdefault(_LIMIT_OF_NCCL, str(MULTIPROCESSORS))
+    if not given.isdecimal() or not int(given):
+        advice = f"Unset it for {MULTIPROCESSORS}."
+        raise ArgumentError(sentence(_LIMIT_OF_NCCL, "a number of multiprocessors from 1 on", repr(given), advice))
 
 
 def _leave() -> None:

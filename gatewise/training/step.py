@@ -141,16 +141,20 @@ class Step:
         self, batch: Any, state: Any, during_backward: Callable[..., contextlib.AbstractContextManager[None]] = _alone
     ) -> tuple[torch.Tensor, Any]:
         self._optimizer.zero_grad(set_to_none=True)
-        with self._for_processes(), autocast(self._precision, self._device):
-            loss, after = self._mean_loss(batch, state)
-        # On one device, a second thread for the backward pass would save nothing, and switching to it takes time.
-        with torch.autograd.set_multithreading_enabled(False), during_backward(loss, self._weights()):
-            loss.backward()
+        # Around the backward pass too, because activation checkpointing repeats parts of the forward pass there.
+        with self._for_processes():
+            with autocast(self._precision, self._device):
+                loss, after = self._mean_loss(batch, state)
+            # On one device, a second thread for the backward pass would save nothing, and switching to it takes time.
+            with torch.autograd.set_multithreading_enabled(False), during_backward(loss, self._weights()):
+                loss.backward()
         return loss.detach(), detach(after)
 
     def _for_processes(self) -> contextlib.AbstractContextManager[None]:
         # Gradients are exchanged during the backward pass.
-        return for_data_parallel() if self._processes.count > 1 else contextlib.nullcontext()
+        if self._processes.count == 1:
+            return contextlib.nullcontext()
+        return for_data_parallel(self._processes.nccl_multiprocessors)
 
     def _weights(self) -> list[nn.Parameter]:
         return [weight for group in self._optimizer.param_groups for weight in group["params"]]

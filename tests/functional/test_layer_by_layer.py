@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import gatewise
 from gatewise.contract.errors import ArgumentError, ShapeError
@@ -100,10 +101,43 @@ def test_packed_batches_autocast_and_inference():
             torch.testing.assert_close(layer(packed)[0].data, expected)
 
 
-def test_a_state_of_another_number_of_layers_is_refused():
-    layer, state = gatewise.LSTM(4, 8, 2), torch.zeros(3, 2, 8)
+@pytest.mark.parametrize("shape", [(3, 2, 8), (2, 3, 8), (2, 2, 7), (2, 2)], ids=str)
+def test_a_state_that_does_not_fit_is_refused_as_outside_of_the_block(shape):
+    layer, state = gatewise.LSTM(4, 8, 2), torch.zeros(shape)
     with gatewise.for_data_parallel(), pytest.raises(ShapeError, match=r"`h0` must be \[2, 2, 8\]"):
         layer(torch.randn(5, 2, 4), (state, state))
+
+
+@pytest.mark.parametrize(("name", "value"), [("dropout", 1.5), ("dropout", None), ("bidirectional", "x")])
+def test_an_option_that_it_cannot_have_is_refused_as_outside_of_the_block(name, value):
+    weights = gatewise.LSTM(4, 8, 2).all_weights
+    with gatewise.for_data_parallel(), pytest.raises(ArgumentError, match=f"`{name}` must be"):
+        gatewise.functional.lstm(torch.randn(5, 2, 4), None, weights, **{name: value})
+
+
+def test_layers_whose_final_states_have_other_forms_are_joined():
+    layer = gatewise.Recurrent(gatewise.cells.LayerNormGRU(), 16, 8, num_layers=2)
+    for name, weight in layer.named_parameters():
+        weight.requires_grad_(not name.endswith("l0"))
+    x = torch.randn(5, 2, 16)
+    expected = layer(x)
+    with gatewise.for_data_parallel():
+        for one, other in zip(tensors_in(layer(x)), tensors_in(expected), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_a_checkpointed_part_that_holds_the_block_is_repeated_alike():
+    layer, x = gatewise.LSTM(4, 8, 3, memory="lean"), torch.randn(5, 2, 4, requires_grad=True)
+
+    def part(x):
+        with gatewise.for_data_parallel():
+            return layer(x)[0]
+
+    checkpoint(part, x, use_reentrant=False).sum().backward()
+    found = x.grad.clone()
+    x.grad = None
+    part(x).sum().backward()
+    torch.testing.assert_close(found, x.grad)
 
 
 @pytest.mark.parametrize("count", [-1, 2.5, "4", True, None])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +15,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+import gatewise
 from gatewise.training import TrainingOptions, exchange
 from gatewise.training import processes as of_processes
-from gatewise.training.exchange import GradientExchange, Turns, rows_read
+from gatewise.training.exchange import EmbeddingRows, GradientExchange, Turns, rows_read
 from gatewise.training.graph import WARMUPS, ReplayedStep
 from gatewise.training.optimizers import build_optimizer
 from gatewise.training.processes import Processes
@@ -182,6 +184,71 @@ def turns(processes: Processes):
     return sizes[:during], sizes[during:], model.spare.weight.grad.numpy(), [each.numel() for each in weights]
 
 
+def frozen(processes: Processes):
+    """Train a model of which a weight has been frozen after its optimizer was made."""
+    model = Reader()
+    optimizer = build_optimizer(model.parameters(), TrainingOptions(optimizer="sgd", learning_rate=0.1, momentum=0.0))
+    model.hidden.weight.requires_grad_(False)
+    before = model.hidden.weight.detach().clone()
+    with all_are_large():
+        step = Step(model, optimizer, 1.0, "float32", processes.device, processes=processes)
+        for batch in batches(processes.rank, [5, 7]):
+            step(batch, None)
+    return bool((model.hidden.weight == before).all()), [each.detach().numpy() for each in model.parameters()]
+
+
+class Checkpointed(nn.Module):
+    """A stack whose forward pass is repeated in the backward pass, or not."""
+
+    def __init__(self, repeats: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm, self.repeats = gatewise.LSTM(3, 4, 2, memory="lean"), repeats
+
+    def forward(self, batch: Words, state: None) -> tuple[torch.Tensor, None]:
+        x = batch.targets[:, None, None].expand(-1, 2, 3)
+        y = checkpoint(lambda x: self.lstm(x)[0], x, use_reentrant=False) if self.repeats else self.lstm(x)[0]
+        return y.square().mean(), None
+
+
+def checkpointed(processes: Processes):
+    found = []
+    for repeats in (False, True):
+        model = Checkpointed(repeats)
+        optimizer = build_optimizer(model.parameters(), TrainingOptions(optimizer="sgd", learning_rate=0.1))
+        step = Step(model, optimizer, 1.0, "float32", processes.device, processes=processes)
+        with all_are_large():
+            found.append([float(step(batch, None)[0]) for batch in batches(processes.rank, [5, 5, 5])])
+    return found
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ArithmeticError("a backward pass that fails")
+
+
+def failing(processes: Processes):
+    """Fail in a backward pass after a gradient has been sent; return what the next step says."""
+    model = Reader()
+    (batch,) = batches(processes.rank, [5])
+    sender = GradientExchange(processes, model)
+    with all_are_large():
+        with pytest.raises(ArithmeticError):
+            hidden = Fails.apply(model.hidden(model.words(batch.tokens)))
+            loss = model.output(hidden).mean()
+            with sender.during_backward(loss, list(model.output.parameters())):
+                loss.backward()
+        loss = model(batch, None)[0]
+        with pytest.raises(RuntimeError) as refused, sender.during_backward(loss, list(model.parameters())):
+            loss.backward()
+    return str(refused.value)
+
+
 def different_uses(processes: Processes):
     """Train where only one process uses the embedding as a matrix: all must send the whole matrix."""
     model = Reader(tied=processes.rank == 1)
@@ -228,6 +295,9 @@ def found(request, tmp_path_factory):
     jobs["overlapped bfloat16"] = (trained_overlapped, {"lengths": LENGTHS, "exchange_bfloat16": True})
     jobs["overlapped replayed"] = (trained_overlapped, {"lengths": LENGTHS, "recorded": True, "exchange_rows": True})
     jobs["turns"] = (turns, {})
+    jobs["frozen"] = (frozen, {})
+    jobs["checkpointed"] = (checkpointed, {})
+    jobs["failing"] = (failing, {})
     jobs["different uses"] = (different_uses, {})
     return request.param, together(tmp_path_factory.mktemp("results"), jobs, count=request.param)
 
@@ -441,6 +511,38 @@ def test_gradients_are_sent_in_the_same_order_by_all_and_during_the_backward_pas
         assert other[0] + other[1] == first[0] + first[1]
     for _, _, gradient, _ in results["turns"]:
         np.testing.assert_allclose(gradient, 1 / count, rtol=1e-6)
+
+
+def test_a_weight_that_was_frozen_later_stays_as_it_is(found):
+    _, results = found
+    (unchanged, first), *others = results["frozen"]
+    assert unchanged
+    for _, weights in others:
+        for one, other in zip(first, weights, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_checkpointed_stack_trains_as_without(found):
+    _, results = found
+    for plain, repeated in results["checkpointed"]:
+        assert repeated == pytest.approx(plain, rel=1e-6)
+        assert plain[-1] != plain[0]
+
+
+def test_no_step_follows_a_backward_pass_that_failed_after_it_had_sent_gradients(found):
+    _, results = found
+    for said in results["failing"]:
+        assert said.startswith("a backward pass failed after it had sent gradients to other processes.")
+
+
+def test_infinite_rows_stay_infinite_and_float64_rows_exact():
+    processes = Processes(0, 1, torch.device("cpu"))
+    gradient = torch.zeros(5, 2, dtype=torch.float64)
+    gradient[3] = torch.tensor([math.inf, 1 / 3], dtype=torch.float64)
+    rows = EmbeddingRows(processes, torch.tensor([3, 3]), 2, bfloat16=False)
+    rows.start(gradient)()
+    assert gradient[3].tolist() == [math.inf, 1 / 3]
+    assert not gradient[[0, 1, 2, 4]].any()
 
 
 def test_turns_come_in_order_and_once():

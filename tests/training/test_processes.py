@@ -346,3 +346,21 @@ def test_a_gpu_beyond_those_there_are_is_refused(monkeypatch, device, settings, 
     with pytest.raises(ArgumentError) as refusal, join_processes(device):
         pass
     assert str(refusal.value) == f"`device` must be one of the 2 GPUs here, got 'cuda:2'.{advice}"
+
+
+def test_kernels_leave_as_many_multiprocessors_free_as_nccl_takes(monkeypatch):
+    monkeypatch.delenv("NCCL_MAX_CTAS", raising=False)
+    on_gpu, on_cpu = (Processes(0, 2, torch.device(kind)) for kind in ("cuda", "cpu"))
+    processes_module._limit_nccl()
+    assert on_gpu.nccl_multiprocessors == 24
+    monkeypatch.setenv("NCCL_MAX_CTAS", "8")
+    processes_module._limit_nccl()
+    assert on_gpu.nccl_multiprocessors == 8
+    assert on_cpu.nccl_multiprocessors == 0
+
+
+@pytest.mark.parametrize("given", ["0", "-3", "many", "2.5"])
+def test_a_limit_of_nccl_that_is_none_is_refused(monkeypatch, given):
+    monkeypatch.setenv("NCCL_MAX_CTAS", given)
+    with pytest.raises(ArgumentError, match="`NCCL_MAX_CTAS` must be a number of multiprocessors from 1 on"):
+        processes_module._limit_nccl()

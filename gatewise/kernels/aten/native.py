@@ -7,6 +7,7 @@ product and one fused cell for every step of an LSTM or a GRU. `runs` computes s
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -134,9 +135,19 @@ def operator_on_cpu(problem: Problem) -> Operator:
 
 
 def native_loop(problem: Problem) -> Operator:
-    """Return PyTorch's operator of a problem on a CPU, without oneDNN."""
+    """Return PyTorch's operator of a problem on a CPU, without oneDNN if no other thread of Python is running.
+
+    PyTorch switches oneDNN off for the whole process, which another thread would notice.
+    """
+    operator = operators.operator_of(problem)
     switched_off = torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled
-    return functools.partial(_without, *switched_off, operators.operator_of(problem))
+
+    def call(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        if threading.active_count() > 1:
+            return operator(*arguments)
+        return _without(*switched_off, operator, *arguments)
+
+    return call
 
 
 def _without(is_on: Callable[[], bool], switch: Callable[[bool], None], call: Callable, *arguments: Any) -> Any:

@@ -89,9 +89,11 @@ def is_recorded(problem: Problem, device: Device) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _has_all_gradients(cell: Cell) -> bool:
-    """Return whether every state depends on the sums, and something on every parameter.
+    """Return whether every state depends on the sums, and a state on every parameter.
 
-    Otherwise autograd finds no gradient of some weights, where the explicit passes compute zeros.
+    Otherwise autograd finds no gradient of some weights, where the explicit passes compute zeros. After a single step
+    it still finds none of a parameter whose state is not in the loss, such as a peephole of the output gate for a loss
+    of the cell state alone; neither does a loop over the cell's step.
     """
     step = traced(cell)
     of_sums, read = set(step.sums), set()
