@@ -7,7 +7,6 @@ product and one fused cell for every step of an LSTM or a GRU. `runs` computes s
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -135,19 +134,13 @@ def operator_on_cpu(problem: Problem) -> Operator:
 
 
 def native_loop(problem: Problem) -> Operator:
-    """Return PyTorch's operator of a problem on a CPU, without oneDNN if no other thread of Python is running.
+    """Return PyTorch's operator of a problem on a CPU, without oneDNN.
 
-    PyTorch switches oneDNN off for the whole process, which another thread would notice.
+    PyTorch switches oneDNN off for the whole process. Operators that another thread calls meanwhile use PyTorch's own
+    code, too.
     """
-    operator = operators.operator_of(problem)
     switched_off = torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled
-
-    def call(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        if threading.active_count() > 1:
-            return operator(*arguments)
-        return _without(*switched_off, operator, *arguments)
-
-    return call
+    return functools.partial(_without, *switched_off, operators.operator_of(problem))
 
 
 def _without(is_on: Callable[[], bool], switch: Callable[[bool], None], call: Callable, *arguments: Any) -> Any:
