@@ -83,10 +83,11 @@ class GradientExchange:
         large = [each for each in trained if each.nbytes >= LARGE_BYTES]
         self._turns = Turns(large, self._start)
         hooks = [weight.register_post_accumulate_grad_hook(self._turns.ready) for weight in large]
+        captured = _is_captured(self._processes.device)  # then nothing is sent
         try:
             yield
         except BaseException:
-            self._broken = self._turns.begun or bool(self._rows)
+            self._broken = not captured and (self._turns.begun or bool(self._rows))
             raise
         finally:
             for hook in hooks:

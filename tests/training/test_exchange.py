@@ -232,16 +232,21 @@ class Fails(torch.autograd.Function):
         raise ArithmeticError("a backward pass that fails")
 
 
-def failing(processes: Processes):
-    """Fail in a backward pass after a gradient has been sent; return what the next step says."""
+def failing(processes: Processes, captured=False):
+    """Fail in a backward pass after a gradient has been sent, or in its capture; return what the next step says."""
     model = Reader()
     (batch,) = batches(processes.rank, [5])
     sender = GradientExchange(processes, model)
-    with all_are_large():
+    with all_are_large(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "_is_captured", lambda device: captured)
         loss = model.output(Fails.apply(model.hidden(model.words(batch.tokens)))).mean()
         with pytest.raises(ArithmeticError), sender.during_backward(loss, list(model.output.parameters())):
             loss.backward()
         loss = model(batch, None)[0]
+        if captured:
+            with sender.during_backward(loss, list(model.parameters())):
+                loss.backward()
+            return ""
         with pytest.raises(RuntimeError) as refused, sender.during_backward(loss, list(model.parameters())):
             loss.backward()
     return str(refused.value)
@@ -296,6 +301,7 @@ def found(request, tmp_path_factory):
     jobs["frozen"] = (frozen, {})
     jobs["checkpointed"] = (checkpointed, {})
     jobs["failing"] = (failing, {})
+    jobs["failing capture"] = (failing, {"captured": True})
     jobs["different uses"] = (different_uses, {})
     return request.param, together(tmp_path_factory.mktemp("results"), jobs, count=request.param)
 
@@ -531,6 +537,7 @@ def test_no_step_follows_a_backward_pass_that_failed_after_it_had_sent_gradients
     _, results = found
     for said in results["failing"]:
         assert said.startswith("a backward pass failed after it had sent gradients to other processes.")
+    assert set(results["failing capture"]) == {""}, "a capture sends nothing"
 
 
 def test_infinite_rows_stay_infinite_and_float64_rows_exact():
