@@ -25,7 +25,7 @@ def report(
         rows: The calls: under "us" the times of both forms, under "chosen" whether the ranking chose the second one.
         quantities: The quantities of each call that the weights multiply, by the names of the weights. Their sum is
             positive where the second form is chosen.
-        forms: What both forms are called.
+        forms: The names of both forms.
         fits: Whether to fit the weights, print them and report the choices by them.
         part: The part of the time of the first form that the second one may take to be chosen.
     """

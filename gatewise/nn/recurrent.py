@@ -290,35 +290,20 @@ class Recurrent(nn.Module):
         if self.weight_dropout and self.training:
             each = len(weights) // (self.num_layers * (1 + self.bidirectional))
             weights = with_dropped_weights(weights, each, self.weight_dropout)
+        options: dict[str, Any] = {
+            "lengths": lengths,
+            "bidirectional": self.bidirectional,
+            "dropout": self.dropout if self.training else 0.0,
+            "kernel": self.kernel,
+            "memory": self.memory,
+            "resets": resets,
+            "reverse": self.reverse,
+            "cell": self.cell_in(self.training),
+        }
         if steps is None:
-            y, h_n, others_n = recurrent(
-                x,
-                given,
-                weights,
-                lengths=lengths,
-                batch_sizes=batch_sizes,
-                bidirectional=self.bidirectional,
-                dropout=self.dropout if self.training else 0.0,
-                kernel=self.kernel,
-                memory=self.memory,
-                resets=resets,
-                reverse=self.reverse,
-                cell=self.cell_in(self.training),
-            )
+            y, h_n, others_n = recurrent(x, given, weights, batch_sizes=batch_sizes, **options)
         else:
-            y, h_n, others_n, found = recurrent_with_steps(
-                x,
-                given,
-                weights,
-                lengths=lengths,
-                bidirectional=self.bidirectional,
-                dropout=self.dropout if self.training else 0.0,
-                kernel=self.kernel,
-                memory=self.memory,
-                resets=resets,
-                reverse=self.reverse,
-                cell=self.cell_in(self.training),
-            )
+            y, h_n, others_n, found = recurrent_with_steps(x, given, weights, **options)
             steps += found
         return y, separate_states(self.cell, h_n, others_n)
 

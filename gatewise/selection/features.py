@@ -19,7 +19,7 @@ from gatewise.selection.estimate import busy
 
 @functools.cache
 def fitted() -> dict[str, Any]:
-    """Return what `benchmarks/scales.py` fitted to the measured calls, and the bounds that were read off from them."""
+    """Return the numbers that `benchmarks/scales.py` fitted to measured calls, and the bounds read off from them."""
     return json.loads((points.packaged_folder() / "scales.json").read_text())
 
 
