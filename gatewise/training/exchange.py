@@ -15,6 +15,13 @@ from gatewise.training.processes import LARGE_BYTES, Finish, Processes
 _LOOK_UP = "EmbeddingBackward0"
 _REENTRANT_CHECKPOINT = "CheckpointFunctionBackward"
 _LEAF = "torch::autograd::AccumulateGrad"
+_LEAST_SAVING = 4
+"""The factor by which rows must be fewer bytes than their matrix to be sent in its place.
+
+Rows are sorted, copied and added besides. On two H200s, 7 % of the bytes saved time and 45 % cost some
+(`benchmarks/results/scale.jsonl`: rows of 1500 numbers, of 10,000 words, with 700 and 4,480 tokens in each process);
+nothing was measured between them.
+"""
 
 
 class GradientExchange:
@@ -121,7 +128,9 @@ class GradientExchange:
 
     def _rows_of(self, loss: torch.Tensor, weights: set[nn.Parameter]) -> dict[torch.Tensor, EmbeddingRows]:
         """Return the rows to send of each embedding that is not sent as a whole."""
-        found = {}
+        found: dict[torch.Tensor, EmbeddingRows] = {}
+        if not self._tables:
+            return found  # the autograd graph may be large
         with torch.no_grad():
             for place, (table, rows) in enumerate(zip(self._tables, rows_read(loss, self._tables), strict=True)):
                 if table in weights:
@@ -149,16 +158,11 @@ class GradientExchange:
         return numbers
 
     def _saves_time(self, table: torch.Tensor, rows: torch.Tensor, numbers: tuple[int, ...]) -> bool:
-        """Whether an all-gather of rows moves less than a quarter of the bytes of an all-reduce of the matrix.
-
-        Rows are sorted, copied and added besides. On two H200s, 7 % of the bytes saved time and 45 % cost some
-        (`benchmarks/results/scale.jsonl`: rows of 1500 numbers, of 10,000 words, with 700 and 4,480 tokens in each
-        process); nothing was measured between them.
-        """
+        """Whether an all-gather of rows moves far fewer bytes than an all-reduce of the matrix."""
         count, item = self._processes.count, 2 if self._bfloat16 else table.element_size()
         row = table[0].numel() * item + rows.element_size()
         # A process receives n - 1 parts in an all-gather, and in an all-reduce 2 (n - 1) / n of the matrix.
-        return min(numbers) >= 0 and 4 * count * max(numbers) * row < 2 * table.numel() * item
+        return min(numbers) >= 0 and _LEAST_SAVING * count * max(numbers) * row < 2 * table.numel() * item
 
 
 class EmbeddingRows:

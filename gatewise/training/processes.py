@@ -79,10 +79,6 @@ class Processes:
             if whole.data_ptr() != tensor.data_ptr():
                 tensor.copy_(whole)
 
-    def average(self, tensors: Sequence[torch.Tensor], *, bfloat16: bool = False) -> None:
-        """Overwrite tensors with their means over the processes; see `start_average`."""
-        self.start_average(tensors, bfloat16=bfloat16)()
-
     @torch.no_grad()
     def start_average(self, tensors: Sequence[torch.Tensor], *, bfloat16: bool = False) -> Finish:
         """Begin to overwrite tensors with their means over the processes, and return a function that ends it.

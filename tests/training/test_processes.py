@@ -186,7 +186,7 @@ def exchanges(processes):
                 expected.append((both[0] + both[1]) / 2)
                 firsts.append(both[0])
     spread = [each.clone() if each.is_contiguous() else each.t().clone().t() for each in found]
-    processes.average(found)
+    processes.start_average(found)()
     processes.broadcast_tensors(each for each in spread if each.numel())
     strides = [each.stride() for each in spread] == [each.stride() for each in found]
     averaged = all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
@@ -304,7 +304,7 @@ def test_a_process_group_of_pytorch_2_6_is_kept_until_the_process_ends(monkeypat
 def test_alone_nothing_is_exchanged():
     alone = Processes(0, 1, torch.device("cpu"))
     values = torch.tensor([1.0, 2.0])
-    alone.average([values])
+    alone.start_average([values])()
     alone.broadcast_tensors([values])
     assert alone.all_reduce_sum(values).tolist() == [1.0, 2.0]
     assert alone.first

@@ -69,7 +69,6 @@ def training_step(
     rate, clip = float(case.time), case.clip_norm / case.time
     vocabulary, device = len(start[0]), processes.device
     loss: nn.Module
-    plain: Any = None
     with torch.device(device):
         if way.layer is None:
             model: nn.Module = LanguageModel(
@@ -92,9 +91,8 @@ def training_step(
     if way.parallel and processes.count > 1:
         loss = _parallel(loss, way, device)
     if way.sharded and processes.count > 1:
-        fully_shard(plain.embedding)
-        fully_shard(plain.decoder)
-        fully_shard(plain)
+        for part in (*model.children(), model):
+            fully_shard(part)
     if way.layer is not None:
         yield _plain_step(loss, rate, clip, precision, device), model
         return
