@@ -23,21 +23,27 @@ def training_options(case: TranslationCase, precision: Precision) -> TrainingOpt
 
 
 def apply_plan(
-    model: Seq2Seq, case: TranslationCase, precision: Precision, device: torch.device, budget: int | None
+    model: Seq2Seq,
+    case: TranslationCase,
+    precision: Precision,
+    device: torch.device,
+    budget: int | None,
+    processes: int = 1,
 ) -> Plan:
     """Make the memory plan for a model's training steps within a budget, and apply it to the model.
 
     Args:
         model: The model of the case.
-        case: The batches.
+        case: The batches of one process.
         precision: The precision of the computation.
         device: The device.
         budget: The budget in bytes; None for the memory of the device.
+        processes: The number of processes that train together.
 
     Raises:
         OutOfMemoryPredicted: No plan fits into the budget.
     """
-    plan = _planner(model, case, precision, device).plan(_batching(case), _text(budget))
+    plan = _planner(model, case, precision, device, processes).plan(_batching(case), _text(budget))
     apply(plan, model)
     return plan
 
@@ -60,8 +66,10 @@ def ways_of(plan: Plan) -> str:
     return ", ".join(f"{part}: {plan.way(part).name}" for part in parts)
 
 
-def _planner(model: Seq2Seq, case: TranslationCase, precision: Precision, device: torch.device) -> Planner:
-    return Planner(model, training_options(case, precision), Device.probe(device))
+def _planner(
+    model: Seq2Seq, case: TranslationCase, precision: Precision, device: torch.device, processes: int = 1
+) -> Planner:
+    return Planner(model, training_options(case, precision), Device.probe(device), processes)
 
 
 def _batching(case: TranslationCase) -> Batching:

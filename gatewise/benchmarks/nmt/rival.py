@@ -130,13 +130,13 @@ class PlainStep:
     """One step of a usual training loop: forward, loss, backward, clipping, update.
 
     Args:
-        model: The model, on its device.
+        model: The model, on its device, or `DistributedDataParallel` around it.
         optimizer: The optimizer of its parameters.
         clip: The largest norm of the gradient.
         autocast: Whether the forward pass runs under bfloat16 autocast.
     """
 
-    def __init__(self, model: PlainSeq2Seq, optimizer: torch.optim.Optimizer, clip: float, autocast: bool) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float, autocast: bool) -> None:
         self._model, self._optimizer, self._clip, self._autocast = model, optimizer, clip, autocast
 
     def __call__(self, batch: PairBatch, state: None) -> tuple[Tensor, None]:
