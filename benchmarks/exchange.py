@@ -17,15 +17,12 @@ import statistics
 import time
 from pathlib import Path
 
-import torch
-
 from gatewise.benchmarks.cases import LANGUAGE_MODELS
 from gatewise.benchmarks.precision import PRECISIONS
 from gatewise.benchmarks.record import Run
-from gatewise.benchmarks.scale.step import in_turn, training_step
+from gatewise.benchmarks.scale.language_model import LanguageModelTraining
+from gatewise.benchmarks.scale.step import in_turn
 from gatewise.benchmarks.scale.ways import Way
-from gatewise.benchmarks.training_step import starting_weights
-from gatewise.data import Window
 from gatewise.files import append_line
 from gatewise.training.processes import ALONE, join_processes
 
@@ -55,15 +52,14 @@ def main() -> None:
     with join_processes("cpu") as processes, contextlib.ExitStack() as held:
         command = f"torchrun --nproc-per-node {processes.count} benchmarks/exchange.py --rounds {given.rounds}"
         about = dataclasses.replace(Run.now(processes.device), command=f"{command} --batch {given.batch}")
-        start = starting_weights(case, VOCABULARY, processes.device, 1)
-        generator = torch.Generator().manual_seed(processes.rank)
-        tokens = torch.randint(VOCABULARY, (4, case.time + 1, case.batch), generator=generator)
-        batches = [Window(each[:-1], each[1:]) for each in tokens]
+        training = LanguageModelTraining(case, VOCABULARY)
+        start = training.starting_weights(processes.device, 1)
+        batches = training.batches(4, processes.device, processes.rank)
         steps = {}
         for name, way in WAYS.items():
             group = ALONE if name == "none" else processes
-            step, _ = held.enter_context(training_step(way, case, start, PRECISIONS["fp32"], group, dropout=0.0))
-            steps[name] = in_turn(step, batches, case, start)
+            step, _ = held.enter_context(training.step(way, start, PRECISIONS["fp32"], group, dropout=0.0))
+            steps[name] = in_turn(step, batches, training.first_state(processes.device))
             for _ in range(3):
                 steps[name]()
         seconds = {name: [] for name in WAYS}

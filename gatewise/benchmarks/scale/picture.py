@@ -32,6 +32,7 @@ def draw(records: Sequence[Record], prefix: Path) -> list[Path]:
         raise ArgumentError(sentence("--plot", "drawn from a row with one process and several", "none"))
     tables = list(dict.fromkeys(sizes for sizes, _ in lines))
     ways = list(dict.fromkeys(way for _, way in lines))
+    first = {way: next(sizes for sizes, name in lines if name == way) for way in ways}
     most = max(count for points in lines.values() for count in points)
     with inked():
         from matplotlib.figure import Figure
@@ -41,7 +42,7 @@ def draw(records: Sequence[Record], prefix: Path) -> list[Path]:
             axes.plot([1, most], [1, most], color=INK, linewidth=0.8, linestyle="--")
             for way, colour in zip(ways, _COLOURS * len(ways), strict=False):
                 if points := lines.get((sizes, way)):
-                    label = way if sizes == tables[0] else None
+                    label = way if sizes == first[way] else None
                     axes.plot([*points], [*points.values()], color=colour, marker="o", markersize=3, label=label)
             axes.set_title(sizes.title.replace("), ", "),\n"), fontsize="small")
             axes.set_xlabel("processes", fontsize="small")

@@ -12,14 +12,7 @@ from rich.text import Text
 from gatewise.benchmarks.lstm.report import plain_table
 from gatewise.benchmarks.provenance import commands, provenance
 from gatewise.benchmarks.record import MEASURED, Record, of_device
-
-_LEGEND = (
-    "Words a second of all processes together; in brackets the efficiency, their number over that of as many times one "
-    "process. DDP is DistributedDataParallel around a loop in plain PyTorch, and `gatewise train lm` the step of that "
-    "command, replayed as a CUDA graph on GPUs. A step is forward, loss, backward, exchange of gradients, clipping and "
-    "SGD. Before it is timed, each row trains some steps with the losses of the first row and bitwise equal weights in "
-    "all processes."
-)
+from gatewise.benchmarks.scale.captions import CAPTIONS, NO_GRAPH, model_of
 
 
 class Sizes(NamedTuple):
@@ -27,23 +20,23 @@ class Sizes(NamedTuple):
 
     Attributes:
         title: The case, its main sizes and the precision, for readers.
+        model: The model, a key of `CAPTIONS`.
         settings: All settings but the number of processes and that of steps in a sample, which is not a part of the
             task, as JSON.
     """
 
     title: str
+    model: str
     settings: str
 
     @classmethod
     def of(cls, record: Record) -> Sizes:
         """Return the sizes of a record."""
-        sizes = record.settings
-        title = (
-            f"{record.case} ({sizes['num_layers']} x {sizes['hidden_size']}, T {sizes['time']}, "
-            f"{sizes['vocabulary']:,} words), B {sizes['batch']} each, {record.dtype}"
-        )
+        model = model_of(record.settings)
+        sizes = record.settings | {"model": model}
+        title = f"{CAPTIONS[model].title(sizes)}, B {sizes['batch']} each, {record.dtype}"
         common = {name: value for name, value in sizes.items() if name not in ("processes", "steps_a_sample")}
-        return cls(title, json.dumps(common, sort_keys=True))
+        return cls(title, model, json.dumps(common, sort_keys=True))
 
 
 def newest(records: Sequence[Record], device: str = "") -> list[Record]:
@@ -60,12 +53,13 @@ def newest(records: Sequence[Record], device: str = "") -> list[Record]:
 
 
 def rows(records: Sequence[Record]) -> dict[tuple[Sizes, str], dict[int, Record]]:
-    """Return the records by sizes and way, smallest batch first, and then by the number of processes.
+    """Return the records by sizes and way, language models and smallest batches first, and by the number of processes.
 
     Of several records with one number of processes, the last is returned.
     """
     found: dict[tuple[Sizes, str], dict[int, Record]] = {}
-    for record in sorted(records, key=lambda each: each.settings["batch"]):
+    models = list(CAPTIONS)
+    for record in sorted(records, key=lambda each: (models.index(model_of(each.settings)), each.settings["batch"])):
         found.setdefault((Sizes.of(record), record.way), {})[record.settings["processes"]] = record
     return found
 
@@ -81,8 +75,8 @@ def speed_up(row: dict[int, Record], processes: int) -> float | None:
 def on_screen(records: Sequence[Record]) -> RenderableType:
     """Return the tables for the terminal, with the reasons of rows without a speed."""
     parts: list[RenderableType] = []
-    counts = _counts(records)
     for sizes, lines in _tables(records).items():
+        counts = _counts(records, sizes.model)
         table = plain_table(sizes.title, ["way", *map(str, counts)], left=["way"])
         for way, row in lines:
             bad = any(each.status != MEASURED for each in row.values())
@@ -95,14 +89,17 @@ def on_screen(records: Sequence[Record]) -> RenderableType:
 
 def markdown(records: Sequence[Record]) -> str:
     """Return the tables as Markdown, for pages."""
-    counts, parts = _counts(records), []
+    parts = []
     for sizes, lines in _tables(records).items():
-        parts += [f"**{sizes.title}**, words/s (efficiency) by the number of processes:", ""]
+        counts, words = _counts(records, sizes.model), CAPTIONS[sizes.model].words
+        parts += [f"**{sizes.title}**, {words}/s (efficiency) by the number of processes:", ""]
         parts += [f"| way | {' | '.join(map(str, counts))} |", f"|---|{'---:|' * len(counts)}"]
         parts += [f"| {way} | {' | '.join(_cell(row, count) for count in counts)} |" for way, row in lines]
         parts.append("")
     parts += [f"- {note}" for note in _notes(records)]
-    return "\n".join([*parts, _LEGEND, "", _origin(records)])
+    for model in dict.fromkeys(sizes.model for sizes, _ in rows(records)):
+        parts += [CAPTIONS[model].legend, ""]
+    return "\n".join([*parts, _origin(records)])
 
 
 def report(records: Sequence[Record]) -> str:
@@ -136,15 +133,15 @@ def _cell(row: dict[int, Record], count: int) -> str:
     return f"{record.words_per_second:,.0f}" + (f" ({100 * factor / count:.0f} %)" if factor and count > 1 else "")
 
 
-def _counts(records: Sequence[Record]) -> list[int]:
-    return sorted({record.settings["processes"] for record in records})
+def _counts(records: Sequence[Record], model: str) -> list[int]:
+    return sorted({each.settings["processes"] for each in records if model_of(each.settings) == model})
 
 
 def _notes(records: Sequence[Record]) -> list[str]:
     return [
         f"{each.way}, {Sizes.of(each).title}, {each.settings['processes']} processes: {each.status}. {each.note}"
         for each in records
-        if each.status != MEASURED
+        if each.status != MEASURED or NO_GRAPH in each.note
     ]
 
 

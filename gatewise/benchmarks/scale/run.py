@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import torch
 
-from gatewise.benchmarks.cases import LanguageModelCase
 from gatewise.benchmarks.observer import Observer
 from gatewise.benchmarks.outcome import Outcome
 from gatewise.benchmarks.precision import Precision
 from gatewise.benchmarks.record import MEASURED, Record, Run
 from gatewise.benchmarks.scale.launch import answers
+from gatewise.benchmarks.scale.training import Training
 from gatewise.benchmarks.scale.ways import Way
 from gatewise.benchmarks.scale.worker import Task
 from gatewise.selection.timing import Timing
@@ -27,9 +27,8 @@ class Settings:
 
     Attributes:
         benchmark: The name of the benchmark in records.
-        case: The sizes of the model; its batch is not used.
-        vocabulary: V, the number of words.
-        batches: The numbers of sequences in the batch of each process.
+        training: What is trained; its batch is not used.
+        batches: The numbers of sequences or sentence pairs in the batch of each process.
         processes: The numbers of processes.
         ways: The ways.
         precision: The precision.
@@ -40,8 +39,7 @@ class Settings:
     """
 
     benchmark: str
-    case: LanguageModelCase
-    vocabulary: int
+    training: Training
     batches: tuple[int, ...]
     processes: tuple[int, ...]
     ways: tuple[Way, ...]
@@ -66,8 +64,8 @@ def run(settings: Settings, observer: Observer, write: Callable[[Record], None])
     about, records = Run.now(settings.device), []
     names = tuple(way.name for way in settings.ways)
     task = Task(
-        settings.case,
-        settings.vocabulary,
+        settings.training.model,
+        settings.training,
         settings.batches,
         names,
         settings.precision.name,
@@ -92,14 +90,13 @@ def run(settings: Settings, observer: Observer, write: Callable[[Record], None])
 
 
 def _record(settings: Settings, about: Run, processes: int, answer: dict) -> Record:
-    case = dataclasses.replace(settings.case, batch=answer["batch"])
+    training = settings.training.with_batch(answer["batch"])
     record = Record(
         benchmark=settings.benchmark,
-        case=case.name,
+        case=training.name,
         settings={
-            **dataclasses.asdict(case),
-            "vocabulary": settings.vocabulary,
-            "corpus": "random tokens",
+            "model": training.model,
+            **training.settings,
             "steps_a_sample": settings.calls,
             "processes": processes,
         },
@@ -113,4 +110,4 @@ def _record(settings: Settings, about: Run, processes: int, answer: dict) -> Rec
     if answer["status"] != MEASURED:
         return record
     record = dataclasses.replace(record, allocated_bytes=answer["allocated_bytes"])
-    return record.timed(Timing.of(answer["samples"]), case.words * processes)
+    return record.timed(Timing.of(answer["samples"]), training.words * processes)

@@ -8,25 +8,24 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from gatewise import files
-from gatewise.benchmarks.cases import LanguageModelCase
 from gatewise.benchmarks.curve import STEPS, Curve, Nudge, Rival, rounding_of_sum
 from gatewise.benchmarks.outcome import first_line
 from gatewise.benchmarks.precision import PRECISIONS, Precision
 from gatewise.benchmarks.record import FAILED, MEASURED, WRONG, Run
-from gatewise.benchmarks.scale.step import in_turn, training_step
-from gatewise.benchmarks.scale.ways import WAYS, Way, named
-from gatewise.benchmarks.training_step import starting_weights
+from gatewise.benchmarks.scale.captions import NO_GRAPH
+from gatewise.benchmarks.scale.step import in_turn
+from gatewise.benchmarks.scale.training import TRAININGS, Training
+from gatewise.benchmarks.scale.ways import Way
 from gatewise.contract.errors import ProcessFailed
-from gatewise.data import Window
+from gatewise.training.graph import ReplayedStep
 from gatewise.training.processes import Processes, join_processes
 
 _SEED = 1
@@ -41,8 +40,8 @@ class Task:
     """What the processes of one start measure.
 
     Attributes:
-        case: The sizes, with any batch.
-        vocabulary: V, the number of words.
+        model: The name of the model in `TRAININGS`.
+        training: What is trained, with any batch.
         batches: The numbers of sequences in the batch of each process.
         ways: The names of the ways.
         precision: The name of the precision.
@@ -52,8 +51,8 @@ class Task:
         answers: The file to which the first process appends a line for each row that it begins, and for each result.
     """
 
-    case: LanguageModelCase
-    vocabulary: int
+    model: str
+    training: Training
     batches: tuple[int, ...]
     ways: tuple[str, ...]
     precision: str
@@ -66,20 +65,20 @@ class Task:
     def from_line(cls, line: str) -> Task:
         """Parse a line of JSON."""
         fields = json.loads(line)
-        case = LanguageModelCase(**fields["case"])
-        return cls(**fields | {"case": case, "batches": tuple(fields["batches"]), "ways": tuple(fields["ways"])})
+        training = TRAININGS[fields["model"]].from_fields(fields["training"])
+        lists = {"batches": tuple(fields["batches"]), "ways": tuple(fields["ways"])}
+        return cls(**fields | {"training": training} | lists)
 
 
 def measure(task: Task, processes: Processes) -> None:
     """Measure all ways with all batches; the first process writes the answers."""
     precision = PRECISIONS[task.precision]
     device = Run.now(processes.device).device if processes.first else ""  # with the threads of this process
-    start = starting_weights(task.case, task.vocabulary, processes.device, _SEED)
+    start = task.training.starting_weights(processes.device, _SEED)
     with precision.applied():
         for batch in task.batches:
-            case = dataclasses.replace(task.case, batch=batch)
-            row = _Rows(task, case, precision, start, processes)
-            for way in named(list(task.ways)):
+            row = _Rows(task, task.training.with_batch(batch), precision, start, processes)
+            for way in task.training.ways.named(task.ways):
                 _answer(task, processes, {"begins": way.name, "batch": batch})
                 _answer(task, processes, {"way": way.name, "batch": batch, "device": device, **row.measured(way)})
 
@@ -90,36 +89,35 @@ class _Rows:
     def __init__(
         self,
         task: Task,
-        case: LanguageModelCase,
+        training: Training,
         precision: Precision,
-        start: Sequence[Tensor],
+        start: Any,
         processes: Processes,
     ) -> None:
-        self._task, self._case, self._precision = task, case, precision
+        self._task, self._training, self._precision = task, training, precision
         self._start, self._processes = start, processes
-        generator = torch.Generator().manual_seed(_SEED + processes.rank)
-        shape = (_BATCHES, case.time + 1, case.batch)
-        tokens = torch.randint(task.vocabulary, shape, generator=generator).to(processes.device)
-        self._batches = [Window(each[:-1], each[1:]) for each in tokens]
+        self._batches = training.batches(_BATCHES, processes.device, _SEED + processes.rank)
         self._rivals: dict[bool, Rival] = {}
 
     def measured(self, way: Way) -> dict[str, Any]:
         """Return the status of a way, a note, and the samples in seconds per step if its results are right."""
+        first = self._training.ways.yardstick
         if way.bfloat16 not in self._rivals:
             # Rows that send bfloat16 are compared with PyTorch's own hook, which rounds the same numbers.
-            yardstick = dataclasses.replace(WAYS[0], bfloat16=way.bfloat16)
+            yardstick = dataclasses.replace(first, bfloat16=way.bfloat16)
             self._rivals[way.bfloat16] = Rival(
                 lambda nudge: self._losses(yardstick, nudge),
                 max(self._precision.rounding, _BFLOAT16 if way.bfloat16 else 0.0),
-                rounding_of_sum(self._case.words * self._processes.count),
+                rounding_of_sum(self._training.words * self._processes.count),
                 f"{yardstick.name} in bfloat16" if way.bfloat16 else yardstick.name,
-                lambda: self._losses(WAYS[0], precision=PRECISIONS["fp32"]),
+                lambda: self._losses(first, precision=PRECISIONS["fp32"]),
             )
         finding = self._rivals[way.bfloat16].beside(self._losses(way))
         if not finding.agrees:
             return {"status": WRONG, "note": str(finding)}
-        with self._step(way, self._case.dropout, self._precision) as (step, model):
-            train = in_turn(step, self._batches, self._case, self._start)
+        note = str(finding)
+        with self._step(way, self._training.dropout, self._precision) as (step, model):
+            train = in_turn(step, self._batches, self._first_state())
             for _ in range(_WARMUPS):
                 train()
             if self._processes.device.type == "cuda":
@@ -133,7 +131,9 @@ class _Rows:
                 return {"status": WRONG, "note": f"{loss} is not finite"}
             if len(set(self._processes.all_gather(_digest(model)))) > 1:
                 return {"status": WRONG, "note": "the weights of the processes differ"}
-        return {"status": MEASURED, "note": str(finding), "samples": samples, "allocated_bytes": allocated}
+            if isinstance(step, ReplayedStep) and step.refusal:
+                note = f"{note}; {NO_GRAPH}: {step.refusal}"
+        return {"status": MEASURED, "note": note, "samples": samples, "allocated_bytes": allocated}
 
     def _losses(self, way: Way, nudge: Nudge | None = None, precision: Precision | None = None) -> Curve:
         """Return the mean losses of all processes in a few steps without dropout, whose masks would differ."""
@@ -141,13 +141,16 @@ class _Rows:
         with precision.applied(), self._step(way, 0.0, precision) as (step, model):
             if nudge is not None:
                 nudge.move(model.parameters())
-            train = in_turn(step, self._batches[:2], self._case, self._start)
+            train = in_turn(step, self._batches[:2], self._first_state())
             found = torch.stack([train().detach().double().clone() for _ in range(STEPS)]).cpu()
         return tuple((processes.all_reduce_sum(found) / processes.count).tolist())
 
     def _step(self, way: Way, dropout: float, precision: Precision) -> Any:
         torch.manual_seed(_SEED + self._processes.rank)
-        return training_step(way, self._case, self._start, precision, self._processes, dropout=dropout)
+        return self._training.step(way, self._start, precision, self._processes, dropout=dropout)
+
+    def _first_state(self) -> Any:
+        return self._training.first_state(self._processes.device)
 
     def _sample(self, train: Any) -> float:
         self._wait()

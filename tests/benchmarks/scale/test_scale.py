@@ -26,8 +26,10 @@ from gatewise.benchmarks.cases import LanguageModelCase
 from gatewise.benchmarks.publication import publication
 from gatewise.benchmarks.record import MEASURED, WRONG, Record, Run
 from gatewise.benchmarks.scale import launch, picture, report, worker
+from gatewise.benchmarks.scale.language_model import LanguageModelTraining
 from gatewise.benchmarks.scale.launch import WorkersFailed, answers
-from gatewise.benchmarks.scale.ways import OTHERS, WAYS, named
+from gatewise.benchmarks.scale.training import TRAININGS
+from gatewise.benchmarks.scale.translation import QUICK_TRANSLATION, TranslationTraining
 from gatewise.benchmarks.scale.worker import Task
 from gatewise.cli.bench import app
 from gatewise.contract.errors import ArgumentError
@@ -36,7 +38,17 @@ from gatewise.training.processes import Processes
 from tests.programs import Agent
 
 TINY = LanguageModelCase("tiny", 8, dropout=0.5, clip_norm=5.0, initial_scale=0.3, time=4, batch=1)
-TASK = Task(TINY, 20, (3,), ("nn.LSTM, DDP", "gatewise train lm"), "fp32", "cpu", runs=2, calls=1, answers="")
+TASK = Task(
+    "lm",
+    LanguageModelTraining(TINY, 20),
+    (3,),
+    ("nn.LSTM, DDP", "gatewise train lm"),
+    "fp32",
+    "cpu",
+    runs=2,
+    calls=1,
+    answers="",
+)
 ALONE = Processes(0, 1, torch.device("cpu"))
 
 
@@ -77,7 +89,9 @@ def test_a_run_on_one_and_two_processes_and_its_report(tmp_path: Path) -> None:
     assert (tmp_path / "pictures" / "scale.svg").is_file()
     rows = lines_of(tmp_path / "benchmarks/results/scale_quick.jsonl")
     found = [(each["settings"]["processes"], each["settings"]["batch"], each["way"]) for each in rows]
-    assert found == [(count, batch, way.name) for count in (1, 2) for batch in (2, 3) for way in WAYS]
+    assert found == [
+        (count, batch, way.name) for count in (1, 2) for batch in (2, 3) for way in TRAININGS["lm"].ways.default
+    ]
     for each in rows:
         assert each["status"] == MEASURED
         assert each["runs"] == 3
@@ -94,12 +108,36 @@ def test_a_run_on_one_and_two_processes_and_its_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forked")
-def test_all_other_rows_have_the_losses_of_the_first(tmp_path: Path) -> None:
-    options = [word for way in OTHERS for word in ("--way", way.name)]
-    ran = call("--quick", "--device", "cpu", "--processes", "2", "--runs", "1", *options)
+def test_translation_on_one_and_two_processes_and_its_report(tmp_path: Path) -> None:
+    ran = call("--quick", "--device", "cpu", "--model", "nmt", "--batch", "3")
     assert ran.exit_code == 0, ran.stdout
     rows = lines_of(tmp_path / "benchmarks/results/scale_quick.jsonl")
-    assert [(each["way"], each["status"]) for each in rows] == [(way.name, MEASURED) for way in OTHERS]
+    ways = TRAININGS["nmt"].ways.default
+    assert [(each["settings"]["processes"], each["way"]) for each in rows] == [
+        (count, way.name) for count in (1, 2) for way in ways
+    ]
+    for each, way in zip(rows, 2 * ways, strict=True):
+        assert (each["status"], each["settings"]["model"], each["settings"]["batch"]) == (MEASURED, "nmt", 3)
+        words = each["settings"]["processes"] * 3 * QUICK_TRANSLATION.target
+        assert each["words_per_second"] == pytest.approx(words / each["median"])
+        rounded = " in bfloat16" if way.bfloat16 else ""
+        assert each["note"] == f"the loss of 8 steps of training is that of plain PyTorch, DDP{rounded}"
+    page = tmp_path / "page.md"
+    page.write_text("<!-- benchmark: scale_quick -->\n<!-- /benchmark: scale_quick -->\n")
+    reported = CliRunner().invoke(app, ["report", "scale_quick", "--into", "page.md"], catch_exceptions=False)
+    assert reported.exit_code == 0
+    assert "B 3 each, fp32**, target words/s (efficiency) by the number of processes:" in page.read_text()
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("model", TRAININGS)
+def test_all_other_rows_have_the_losses_of_the_first(tmp_path: Path, model: str) -> None:
+    others = TRAININGS[model].ways.others
+    options = [word for way in others for word in ("--way", way.name)]
+    ran = call("--quick", "--device", "cpu", "--model", model, "--processes", "2", "--runs", "1", *options)
+    assert ran.exit_code == 0, ran.stdout
+    rows = lines_of(tmp_path / "benchmarks/results/scale_quick.jsonl")
+    assert [(each["way"], each["status"]) for each in rows] == [(way.name, MEASURED) for way in others]
 
 
 class Answers(list):
@@ -151,14 +189,14 @@ NOT_FINITE = "the loss of a step of training with dropout in process {} is not f
 
 
 def test_a_row_that_becomes_nan_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, step_of = Answers(monkeypatch), worker.training_step
+    found, step_of = Answers(monkeypatch), LanguageModelTraining.step
 
     @contextlib.contextmanager
     def diverging(*arguments, dropout):
         with step_of(*arguments, dropout=dropout) as (step, model):
             yield (lambda batch, state: (step(batch, state)[0] * math.nan, state)) if dropout else step, model
 
-    monkeypatch.setattr(worker, "training_step", diverging)
+    monkeypatch.setattr(LanguageModelTraining, "step", diverging)
     worker.measure(TASK, ALONE)
     for answer in found.results().values():
         assert (answer["status"], answer["note"]) == (WRONG, NOT_FINITE.format(0))
@@ -167,16 +205,17 @@ def test_a_row_that_becomes_nan_is_wrong(monkeypatch: pytest.MonkeyPatch) -> Non
 DIVERGING = """
 import contextlib, math
 from gatewise.benchmarks.scale import worker
+from gatewise.benchmarks.scale.language_model import LanguageModelTraining
 
-step_of = worker.training_step
+step_of = LanguageModelTraining.step
 
 @contextlib.contextmanager
-def diverging(way, case, start, precision, processes, *, dropout):
-    with step_of(way, case, start, precision, processes, dropout=dropout) as (step, model):
+def diverging(training, way, start, precision, processes, *, dropout):
+    with step_of(training, way, start, precision, processes, dropout=dropout) as (step, model):
         bad = dropout and processes.rank == 1
         yield (lambda batch, state: (step(batch, state)[0] * math.nan, state)) if bad else step, model
 
-worker.training_step = diverging
+LanguageModelTraining.step = diverging
 worker.main()
 """
 
@@ -251,6 +290,38 @@ def recorded(
     return made.timed(Timing(words / words_per_second, 0.1, 0.2, 3), words)
 
 
+def translated(processes: int, batch: int, words_per_second: float) -> Record:
+    training = TranslationTraining(QUICK_TRANSLATION).with_batch(batch)
+    settings = {"model": "nmt", **training.settings, "processes": processes}
+    made = dataclasses.replace(
+        recorded(processes, batch, None), case=training.name, settings=settings, way="gatewise train nmt"
+    )
+    words = processes * training.words
+    return made.timed(Timing(words / words_per_second, 0.1, 0.2, 3), words)
+
+
+def test_each_model_has_tables_of_its_own() -> None:
+    languages = [recorded(1, 20, 1000.0), recorded(2, 20, 1800.0, model="lm")]  # older records name no model
+    translations = [translated(1, 4, 300.0), translated(2, 4, 480.0), translated(4, 4, 900.0)]
+    records = [*translations, *languages]
+    assert report.newest(records) == [*languages, *translations]
+    shown = report.markdown(records)
+    language, translation = shown.split("**quick (2 + 2 x 8, S 6, T 5, 400 words), B 4 each, fp32**, target words/s")
+    assert "| way | 1 | 2 |\n|---|---:|---:|\n| nn.LSTM, DDP | 1,000 | 1,800 (90 %) |\n" in language
+    assert "| way | 1 | 2 | 4 |" in translation
+    assert "| gatewise train nmt | 300 | 480 (80 %) | 900 (75 %) |" in translation
+    assert "clipping and SGD" in shown
+    assert "clipping and Adam" in shown
+    assert "Adam" not in report.markdown(languages)
+    assert "SGD" not in report.markdown(translations)
+    assert report.report(records).count("| quick (2 + 2 x 8") == 3
+
+
+def test_a_row_that_could_not_be_captured_says_so() -> None:
+    row = dataclasses.replace(translated(2, 4, 300.0), note="its losses agree; no CUDA graph: the reason")
+    assert "measured. its losses agree; no CUDA graph: the reason" in report.markdown([row])
+
+
 def test_the_efficiency_is_that_over_as_many_times_one_process(tmp_path: Path) -> None:
     rows = [recorded(1, 20, 1000.0), recorded(2, 20, 1800.0), recorded(4, 20, None), recorded(2, 128, 5000.0)]
     shown = report.markdown(rows)
@@ -300,6 +371,10 @@ def test_nothing_is_drawn_without_one_process_and_several() -> None:
         (["--way", "nn.LSTM"], "`--way` must be one of: nn.LSTM, DDP; .*, got 'nn.LSTM'"),
         (["--size", "huge"], "`--size` must be one of small, medium, large, got 'huge'"),
         (["--dtype", "fp16"], "`--dtype` must be one of bf16-autocast, tf32, fp32, got 'fp16'"),
+        (["--model", "mt"], "`--model` must be one of lm, nmt, got 'mt'"),
+        (["--model", "nmt", "--size", "medium"], "`--size` must be one of small, large with --model nmt, got 'medium'"),
+        (["--model", "nmt", "--way", "gatewise train lm"], "`--way` must be one of: plain PyTorch, DDP; .*, got 'gate"),
+        (["--model", "nmt", "--vocabulary", "9"], "`--vocabulary` must be left out with --model nmt, got 9"),
         (["--device", "tpu"], "`--device` must be cpu, cuda or cuda:N, got 'tpu'"),
     ],
 )
@@ -308,7 +383,17 @@ def test_bad_options(options: list[str], message: str) -> None:
         call("--quick", *options)
 
 
-def test_the_default_rows_begin_with_the_yardstick() -> None:
-    assert named([]) == WAYS
-    assert WAYS[0].name == "nn.LSTM, DDP"
-    assert [way.name for way in named(["gatewise train lm", "gatewise train lm"])] == ["gatewise train lm"]
+@pytest.mark.parametrize(
+    ("model", "yardstick"), [("lm", "nn.LSTM, DDP"), ("nmt", "plain PyTorch, DDP")], ids=["lm", "nmt"]
+)
+def test_the_default_rows_begin_with_the_yardstick(model: str, yardstick: str) -> None:
+    ways, own = TRAININGS[model].ways, f"gatewise train {model}"
+    assert ways.named([]) == ways.default
+    assert ways.yardstick.name == yardstick
+    assert [way.name for way in ways.named([own, own])] == [own]
+
+
+@pytest.mark.parametrize("training", [LanguageModelTraining(TINY, 20), TranslationTraining(QUICK_TRANSLATION)])
+def test_the_processes_read_the_task_of_the_command_line(training) -> None:
+    task = dataclasses.replace(TASK, model=training.model, training=training)
+    assert Task.from_line(json.dumps(dataclasses.asdict(task))) == task
