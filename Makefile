@@ -108,6 +108,7 @@ records: $(TRAIN_READY) ## measure every benchmark on this machine's GPU and ref
 	$(RUN) -m gatewise bench nmt
 	$(RUN) -m gatewise bench models
 	$(RUN) -m gatewise bench scale
+	$(RUN) -m gatewise bench scale --model nmt
 	for page in README.md docs/benchmarks.md; do \
 		$(RUN) -m gatewise bench report lstm --into $$page --plot=docs/images/lstm && \
 		$(RUN) -m gatewise bench report lm --into $$page || exit 1; done
