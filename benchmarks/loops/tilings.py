@@ -1,14 +1,13 @@
-"""Times of the loops of `persistent` in many tilings, and the weights by which tilings are ranked, fitted to them.
+"""Times of the loops of `persistent` in many tilings.
 
     python -m benchmarks.loops.tilings --record FILE               # needs a GPU; adds lines to FILE
     python -m benchmarks.loops.tilings --record FILE --dtype tf32 --case 35-128-1500 --most 12
-    python -m benchmarks.loops.tilings --fit FILE                   # without a GPU: weights, and what they would choose
+    python -m benchmarks.loops.tilings --record FILE --drawn 40 --weights NEW.jsonl
 
 For each case and pass, the tilings that rank best by the present weights are forced in turn, and the kernel of the loop
 is timed in replays of a CUDA graph of a training step of one layer. A line of the record has the quantities of a tiling
-(`Tiling.quantities`), its time, and its rank. `--fit` prints the lines for `gatewise/selection/rates/rankings`, and how
-much longer the loops of the present and of the new choices take than the fastest measured ones, also for weights that
-were fitted without the case that they choose for.
+(`Tiling.quantities`), its time, and its rank. With `--weights`, the tiling that present weights choose is timed beside
+the one that other weights choose, where they differ. `benchmarks.loops.tiling_weights` fits weights to such records.
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ import collections
 import contextlib
 import dataclasses
 import json
-import math
+import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -34,7 +32,6 @@ from gatewise.contract.capture import for_cuda_graph
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, GatewiseError, sentence
 from gatewise.contract.problem import Problem
-from gatewise.contract.ranking import weights as present_weights
 from gatewise.files import append_line
 from gatewise.kernels.persistent.launches import Launch, compiled
 from gatewise.kernels.persistent.launches.builds import building, launches_of
@@ -51,40 +48,28 @@ CASES = (
 PASSES = {"forward": False, "backward": True}
 _REPLAYS, _WORKERS = 5, 15
 _ENTRY = "recurrent_"
-_NOT_ADDED = "few_warps"  # a share of the clock cycles instead of a part of them; see `Tiling.step_clocks`
-
-
-class Choice(NamedTuple):
-    """The loops of one case and pass that were timed.
-
-    Attributes:
-        case: The case and the pass, by name.
-        clocks: The measured clock cycles of each tiling.
-        quantities: The quantities of each tiling.
-        presently: The index of the tiling that ranks first by the present weights.
-    """
-
-    case: str
-    clocks: list[float]
-    quantities: list[dict[str, float]]
-    presently: int
 
 
 def main() -> None:
-    """Measure or fit."""
+    """Time loops in many tilings."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--record", type=Path, help="file that lines of JSON are added to")
-    parser.add_argument("--fit", type=Path, help="record to fit weights to")
     parser.add_argument("--case", action="append", metavar="T-B-H", help="a case (all of CASES)")
+    parser.add_argument("--drawn", type=int, metavar="N", help="N cases drawn at random in place of those of CASES")
+    parser.add_argument("--seed", type=int, default=1, help="of the cases that are drawn (1)")
     parser.add_argument("--dtype", choices=("bf16", "fp16", "tf32", "fp32"), default="bf16")
     parser.add_argument("--most", type=int, default=8, help="tilings of each case and pass (8)")
+    parser.add_argument("--weights", type=Path, help="rankings whose choices are timed beside the present ones")
     given = parser.parse_args()
-    if given.fit:
-        print("\n".join(report([json.loads(line) for line in given.fit.read_text().splitlines()])))
-        return
     precision, device = PRECISIONS[given.dtype], torch.device("cuda", 0)
+    probed = Device.probe(device)
+    drawn = drawn_cases(given.drawn, given.seed, precision, probed) if given.drawn else ()
     with precision.applied():
-        for line in measured(given.case or CASES, precision, given.most, device):
+        plans = {
+            case: planned(problem_of(case, precision), probed, given.most, given.weights)
+            for case in given.case or drawn or CASES
+        }
+        for line in measured(plans, precision, device):
             print(json.dumps({name: line[name] for name in ("case", "pass", "rank", "us_a_step", "predicted_clocks")}))
             if given.record:
                 append_line(given.record, json.dumps(line))
@@ -103,11 +88,56 @@ def problem_of(case: str, precision: Precision) -> Problem:
     return Problem(time, batch, size, size, dtype=precision.dtype, needs_grad=True, allow_tf32=precision.tf32)
 
 
-def ranked(problem: Problem, device: Device, *, backward: bool, most: int) -> list[Tiling]:
-    """Return the tilings of a pass that rank best, in this order."""
-    number = problem.element_bytes, exact_products(problem)
+def drawn_cases(count: int, seed: int, precision: Precision, device: Device) -> list[str]:
+    """Return cases drawn at random for which both passes have tilings, the same for a seed."""
+    generator, found = random.Random(seed), []
+    while len(found) < count:
+        time, batch = generator.randint(20, 80), round(2 ** generator.uniform(0, 9))
+        case = f"{time}-{batch}-{8 * round(2 ** generator.uniform(3, 8))}"
+        problem = problem_of(case, precision)
+        if all(ranked(problem, device, backward=backward, most=1) for backward in PASSES.values()):
+            found.append(case)
+    return found
+
+
+def ranked(
+    problem: Problem, device: Device, *, backward: bool, most: int, weights: Mapping[str, Any] | None = None
+) -> list[Tiling]:
+    """Return the tilings of a pass that rank best, in this order.
+
+    Args:
+        problem: The problem.
+        device: The device.
+        backward: Whether the pass is the backward pass.
+        most: The largest number of tilings.
+        weights: Weights by the name of a ranking; the present ones are used for rankings that it has not.
+    """
+    number, given = (problem.element_bytes, exact_products(problem)), weights or {}
     found = candidates(problem.hidden_size, problem.batch, 1, device, backward, *number)
-    return sorted(found, key=lambda cut: cut.step_clocks(device))[:most]
+
+    def clocks(cut: Tiling) -> float:
+        return cut.clocks_by(given[cut.ranking]) if cut.ranking in given else cut.step_clocks(device)
+
+    return sorted(found, key=clocks)[:most]
+
+
+def planned(problem: Problem, device: Device, most: int, rankings: Path | None) -> dict[str, list[Tiling]]:
+    """Return the tilings of each pass that are timed.
+
+    Args:
+        problem: The problem.
+        device: The device.
+        most: The largest number of tilings of a pass.
+        rankings: A file of rankings: the first tilings by the present weights and by these are timed, if they differ.
+    """
+    if rankings is None:
+        return {name: ranked(problem, device, backward=back, most=most) for name, back in PASSES.items()}
+    others = {row["ranking"]: row["weights"] for row in map(json.loads, rankings.read_text().splitlines())}
+    first = {
+        name: [ranked(problem, device, backward=back, most=1, weights=each)[0] for each in ({}, others)]
+        for name, back in PASSES.items()
+    }
+    return {name: list(dict.fromkeys(pair)) for name, pair in first.items()}
 
 
 @contextlib.contextmanager
@@ -128,15 +158,12 @@ def forced(cuts: Mapping[bool, Tiling]) -> Iterator[None]:
 
 
 def measured(
-    cases: Sequence[str], precision: Precision, most: int, device: torch.device
+    plans: Mapping[str, Mapping[str, list[Tiling]]], precision: Precision, device: torch.device
 ) -> Iterator[dict[str, object]]:
-    """Yield the lines of the record."""
+    """Yield the lines of the record of cases, by the tilings of their passes; a case of one tiling each has none."""
     probed = Device.probe(device)
-    problems = {case: problem_of(case, precision) for case in cases}
-    plans = {
-        case: {name: ranked(problem, probed, backward=backward, most=most) for name, backward in PASSES.items()}
-        for case, problem in problems.items()
-    }
+    plans = {case: plan for case, plan in plans.items() if max(map(len, plan.values())) > 1}
+    problems = {case: problem_of(case, precision) for case in plans}
     needed: list[Launch] = []
     for case, plan in plans.items():
         for cuts in in_pairs(plan):
@@ -216,101 +243,6 @@ def line_of(
         "torch": torch.__version__,
         "date": datetime.now(UTC).date().isoformat(),
     }
-
-
-def report(lines: Sequence[Mapping[str, Any]], ghz: float = 1.98) -> Iterator[str]:
-    """Yield the fitted weights of each ranking as lines of data, and how good the choices are.
-
-    Args:
-        lines: The lines of a record.
-        ghz: The clock rate in GHz at which microseconds are clock cycles.
-    """
-    for ranking, rows in groups(lines, "ranking").items():
-        device = Device.named("h200").replace(name=rows[0]["device"])
-        present = present_weights(device, ranking)
-        names = [name for name in present if name != _NOT_ADDED]
-        few_warps = present.get(_NOT_ADDED, 0.0)
-        cases = groups([{**row, "choice": f"{row['case']} {row['dtype']}"} for row in rows], "choice")
-        choices = [choice_of(case, of_case, few_warps, ghz) for case, of_case in cases.items()]
-        fitted = fit(choices, names)
-        apart = [slower(choice, fit([other for other in choices if other is not choice], names)) for choice in choices]
-        kept = [choice.clocks[choice.presently] / min(choice.clocks) for choice in choices]
-        chosen = [slower(choice, fitted) for choice in choices]
-        misses = [
-            clocks_by(fitted, quantities) / clocks
-            for choice in choices
-            for clocks, quantities in zip(choice.clocks, choice.quantities, strict=True)
-        ]
-        yield f"{ranking}: {len(misses)} loops of {len(choices)} cases"
-        for label, ratios in (("present", kept), ("fitted", chosen), ("fitted without the case", apart)):
-            worst = max(range(len(ratios)), key=ratios.__getitem__)
-            most = f"{ratios[worst]:.2f} ({choices[worst].case})"
-            yield f"  {label}: {geometric(ratios):.3f} of the fastest, at most {most}"
-        spread = math.exp(statistics.pstdev(map(math.log, misses)))
-        yield f"  clock cycles by the fitted weights: within a factor of {spread:.2f} (one standard deviation)"
-        kept_share = {_NOT_ADDED: few_warps} if _NOT_ADDED in present else {}
-        yield json.dumps({"ranking": ranking, "device": rows[0]["device"], "weights": fitted | kept_share})
-
-
-def choice_of(case: str, rows: Sequence[Mapping[str, Any]], few_warps: float, ghz: float) -> Choice:
-    """Return the loops of a case and pass; the weights count for each of a step's rounds.
-
-    Args:
-        case: The case.
-        rows: The lines of its loops.
-        few_warps: The share of the clock cycles that is added where few warps take many spans.
-        ghz: The clock rate in GHz.
-    """
-    clocks = [1e3 * ghz * row["us_a_step"] for row in rows]
-    factors = [row["rounds"] * (1 + few_warps * row["few_warps"]) for row in rows]
-    scaled = [
-        {name: factor * number for name, number in row["quantities"].items()}
-        for row, factor in zip(rows, factors, strict=True)
-    ]
-    return Choice(case, clocks, scaled, min(range(len(rows)), key=lambda index: rows[index]["rank"]))
-
-
-def fit(choices: Sequence[Choice], names: Sequence[str]) -> dict[str, float]:
-    """Return weights of at least zero with the least squares of relative errors.
-
-    Args:
-        choices: The measured loops.
-        names: The quantities that have a weight.
-    """
-    pairs = [pair for choice in choices for pair in zip(choice.clocks, choice.quantities, strict=True)]
-    rows = np.array([[quantities[name] / clocks for name in names] for clocks, quantities in pairs])
-    sizes = np.maximum(np.abs(rows).max(axis=0), 1e-30)
-    kept = list(range(len(names)))
-    while True:  # quantities with a negative weight are left out, the most negative one first
-        found, *_ = np.linalg.lstsq(rows[:, kept] / sizes[kept], np.ones(len(rows)), rcond=1e-8)
-        if len(kept) == 1 or found.min() >= 0:
-            break
-        del kept[int(found.argmin())]
-    weights = dict.fromkeys(names, 0.0)
-    weights |= {names[place]: float(f"{weight / sizes[place]:.4g}") for place, weight in zip(kept, found, strict=True)}
-    return weights
-
-
-def clocks_by(weights: Mapping[str, float], quantities: Mapping[str, float]) -> float:
-    """Return the clock cycles of a step by weights."""
-    return sum(weight * quantities[name] for name, weight in weights.items())
-
-
-def slower(choice: Choice, weights: Mapping[str, float]) -> float:
-    """Return the measured time of the tiling that weights choose, over that of the fastest."""
-    first = min(range(len(choice.clocks)), key=lambda index: clocks_by(weights, choice.quantities[index]))
-    return choice.clocks[first] / min(choice.clocks)
-
-
-def groups(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, list[Mapping[str, Any]]]:
-    """Return rows by the value of a field, in the order of their first occurrence."""
-    values = dict.fromkeys(row[name] for row in rows)
-    return {value: [row for row in rows if row[name] == value] for value in values}
-
-
-def geometric(ratios: Sequence[float]) -> float:
-    """Return the geometric mean."""
-    return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Mapping
 
 import torch
 
@@ -248,7 +249,10 @@ class Tiling:
 
     def step_clocks(self, device: Device) -> float:
         """Rank a tiling among others: the clock cycles that its quantities amount to by measured weights."""
-        weights = measured_weights(device, self.ranking)
+        return self.clocks_by(measured_weights(device, self.ranking))
+
+    def clocks_by(self, weights: Mapping[str, float]) -> float:
+        """Return the clock cycles that the quantities of a step amount to by weights."""
         quantities = self.quantities()
         clocks = sum(weight * quantities[name] for name, weight in weights.items() if name != "few_warps")
         few_warps = self.warps == 4 and self.spans > 4
