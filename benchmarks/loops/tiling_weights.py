@@ -70,7 +70,7 @@ def report(lines: Sequence[Mapping[str, Any]], ghz: float = 1.98) -> Iterator[st
         if max(map(len, cases.values())) <= 2:
             yield compared(ranking, cases)
             continue
-        choices = [choice_of(case, of_case, few_warps, ghz) for case, of_case in cases.items()]
+        choices = [choice_of(case, of_case, present, ghz) for case, of_case in cases.items()]
         fitted = fit(choices, names, present)
         apart = [
             slower(choice, fit([other for other in choices if other is not choice], names, present))
@@ -103,22 +103,23 @@ def compared(ranking: str, cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
     return f"{ranking}: {len(ratios)} other choices take {geometric(list(ratios.values())):.3f} of the time: {shown}"
 
 
-def choice_of(case: str, rows: Sequence[Mapping[str, Any]], few_warps: float, ghz: float) -> Choice:
+def choice_of(case: str, rows: Sequence[Mapping[str, Any]], present: Mapping[str, float], ghz: float) -> Choice:
     """Return the loops of a case and pass; the weights count for each of a step's rounds.
 
     Args:
         case: The case.
         rows: The lines of its loops.
-        few_warps: The share of the clock cycles that is added where few warps take many spans.
+        present: The present weights.
         ghz: The clock rate in GHz.
     """
     clocks = [1e3 * ghz * row["us_a_step"] for row in rows]
-    factors = [row["rounds"] * (1 + few_warps * row["few_warps"]) for row in rows]
+    factors = [row["rounds"] * (1 + present.get(_NOT_ADDED, 0.0) * row["few_warps"]) for row in rows]
     scaled = [
         {name: factor * number for name, number in row["quantities"].items()}
         for row, factor in zip(rows, factors, strict=True)
     ]
-    return Choice(case, clocks, scaled, min(range(len(rows)), key=lambda index: rows[index]["rank"]))
+    added = {name: weight for name, weight in present.items() if name != _NOT_ADDED}
+    return Choice(case, clocks, scaled, min(range(len(rows)), key=lambda index: clocks_by(added, scaled[index])))
 
 
 def fit(choices: Sequence[Choice], names: Sequence[str], start: Mapping[str, float]) -> dict[str, float]:
