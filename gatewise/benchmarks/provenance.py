@@ -9,7 +9,7 @@ from gatewise.contract.decision import format_cudnn
 
 
 def provenance(runs: Sequence[Run], *, in_turn: bool = True, sampled: bool = True) -> str:
-    """Return a sentence or two with the device, versions, dates and commits of runs.
+    """Return a sentence or two with the devices, versions, dates and commits of runs.
 
     Args:
         runs: The runs of all records of a report, in any order; versions are those of the newest.
@@ -25,7 +25,8 @@ def provenance(runs: Sequence[Run], *, in_turn: bool = True, sampled: bool = Tru
     commits = dict.fromkeys(
         f"{each.commit[:10]}{' with changes' if each.dirty else ''}" for each in runs if each.commit
     )
-    parts = [f"{run.device}; {', '.join(versions)}", " to ".join(dict.fromkeys((runs[0].date[:10], run.date[:10])))]
+    devices = ", ".join(dict.fromkeys(each.device for each in runs))
+    parts = [f"{devices}; {', '.join(versions)}", " to ".join(dict.fromkeys((runs[0].date[:10], run.date[:10])))]
     parts += [f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}"] if commits else []
     medians = f" Medians of samples{' taken in turn' if in_turn else ''}."
     return f"{'; '.join(parts)}.{medians if sampled else ''}"

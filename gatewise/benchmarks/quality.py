@@ -59,38 +59,38 @@ class QualityRecord:
 def newest(
     records: Sequence[QualityRecord], device: str = "", defaults: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[QualityRecord]:
-    """Return the newest record of each task, recipe and seed, without those of a recipe that was changed since.
+    """Return the newest record of each task, recipe, device and seed, without those of a recipe that was changed since.
 
     Args:
         records: All records of a file, oldest first.
-        device: A part of the device's name; see `of_device`.
+        device: A part of the device's name, as for `of_device`; with "" the records of all devices are returned.
         defaults: The settings of a recipe without values, by task. A record that is older than an option lacks it, and
             was trained with its default.
     """
-    fitting = of_device(records, device)
+    fitting = of_device(records, device) if device else list(records)
 
     def settings_of(each: QualityRecord) -> dict[str, Any]:
         return _completed(each.settings, (defaults or {}).get(each.task, {}))
 
     settings = {(each.task, each.recipe): settings_of(each) for each in fitting}
     current = {
-        (each.task, each.recipe, each.seed): each
+        (each.task, each.recipe, each.run.device, each.seed): each
         for each in fitting
         if settings_of(each) == settings[each.task, each.recipe]
     }
-    return sorted(current.values(), key=lambda each: (each.task, each.recipe, each.seed))
+    return [current[key] for key in sorted(current)]
 
 
 def markdown(records: Sequence[QualityRecord]) -> str:
-    """Return a table in Markdown with a row for each recipe: the means over its seeds, with the lowest and highest."""
-    lines = ["| recipe | score | validation | test | minutes | seeds |", "|---|---|---:|---:|---:|---|"]
-    for task, recipe in dict.fromkeys((each.task, each.recipe) for each in records):
-        rows = [each for each in records if (each.task, each.recipe) == (task, recipe)]
+    """Return a table in Markdown with a row for each recipe and device: means over seeds, with lowest and highest."""
+    lines = ["| recipe | device | score | validation | test | minutes | seeds |", "|---|---|---|---:|---:|---:|---|"]
+    for task, recipe, device in dict.fromkeys((each.task, each.recipe, each.run.device) for each in records):
+        rows = [each for each in records if (each.task, each.recipe, each.run.device) == (task, recipe, device)]
         scores = [_spread([each.figure(split) for each in rows], 1) for split in ("valid", "test")]
         minutes = _spread([each.minutes for each in rows], 2)
         seeds = ", ".join(str(each.seed) for each in rows)
         heading = HEADINGS[SCORES[task]]
-        lines.append(f"| `{recipe}` | {heading} | {scores[0]} | {scores[1]} | {minutes} | {seeds} |")
+        lines.append(f"| `{recipe}` | {device} | {heading} | {scores[0]} | {scores[1]} | {minutes} | {seeds} |")
     origin = provenance([each.run for each in records], sampled=False)
     return "\n".join([*lines, "", origin])
 
@@ -100,7 +100,7 @@ def report(records: Sequence[QualityRecord]) -> str:
     parts = ["# `gatewise bench quality`", "", markdown(records)]
     for each in records:
         score = f"valid_{SCORES[each.task]}"
-        parts += ["", f"## {each.recipe}, seed {each.seed}", "", f"`{each.run.command}`", ""]
+        parts += ["", f"## {each.recipe}, seed {each.seed}, {each.run.device}", "", f"`{each.run.command}`", ""]
         parts += ["| epoch | minutes | validation |", "|---:|---:|---:|"]
         parts += [f"| {line['epoch']:g} | {line['minutes']:.2f} | {line[score]:.2f} |" for line in each.evaluations]
     return "\n".join(parts) + "\n"

@@ -9,12 +9,15 @@ from gatewise.benchmarks.drawing import INK, inked, save
 from gatewise.benchmarks.quality import HEADINGS, SCORES, QualityRecord
 
 _COLOURS = ("#2f81f7", "#d9730d", "#12956b", "#a05fd0", "#c2477f", "#b8860b")
+_LINES = ("-", "--", ":")
 _HEADROOM = 2.0
 """Perplexities are drawn up to this multiple of the lowest: those of the first epochs would flatten all curves."""
 
 
 def draw(records: Sequence[QualityRecord], prefix: Path) -> list[Path]:
     """Plot the validation scores over time as PNG and as SVG, a panel for each task and a line for each run.
+
+    Lines of a second device, and of further ones, are dashed or dotted.
 
     Args:
         records: The records, at least one.
@@ -28,6 +31,7 @@ def draw(records: Sequence[QualityRecord], prefix: Path) -> list[Path]:
     """
     tasks = list(dict.fromkeys(each.task for each in records))
     recipes = list(dict.fromkeys(each.recipe for each in records))
+    devices = sorted({each.run.device for each in records}, reverse=True)
     with inked():
         from matplotlib.figure import Figure
 
@@ -39,11 +43,16 @@ def draw(records: Sequence[QualityRecord], prefix: Path) -> list[Path]:
                     continue
                 scores = [line[key] for line in each.evaluations]
                 colour = _COLOURS[recipes.index(each.recipe) % len(_COLOURS)]
-                label = None if each.recipe in named else each.recipe
+                name = f"{each.recipe}, {each.run.device}" if len(devices) > 1 else each.recipe
                 axes.plot(
-                    [line["minutes"] for line in each.evaluations], scores, color=colour, label=label, linewidth=1.2
+                    [line["minutes"] for line in each.evaluations],
+                    scores,
+                    color=colour,
+                    label=None if name in named else name,
+                    linestyle=_LINES[devices.index(each.run.device) % len(_LINES)],
+                    linewidth=1.2,
                 )
-                named.add(each.recipe)
+                named.add(name)
                 lowest.append(min(scores))
             if SCORES[task] == "perplexity":
                 axes.set_ylim(0.97 * min(lowest), _HEADROOM * max(lowest))
@@ -54,5 +63,5 @@ def draw(records: Sequence[QualityRecord], prefix: Path) -> list[Path]:
             axes.tick_params(axis="both", length=0, labelsize="x-small")
             axes.spines[:].set_visible(False)
             axes.legend(frameon=False, fontsize="x-small")
-        figure.suptitle(records[-1].run.device, fontsize="medium")
+        figure.suptitle(", ".join(devices), fontsize="medium")
         return save(figure, prefix)

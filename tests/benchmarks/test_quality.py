@@ -25,8 +25,8 @@ def translation(language: QualityRecord) -> QualityRecord:
 def test_recipes_of_one_name_in_two_tasks_are_both_shown(language: QualityRecord, translation: QualityRecord) -> None:
     assert newest([language, translation]) == newest([translation, language]) == [language, translation]
     lines = markdown([language, translation]).splitlines()
-    assert "| `small` | perplexity | 70.0 | 65.0 | 2.00 | 1 |" in lines
-    assert "| `small` | BLEU | 30.0 | 25.0 | 2.00 | 1 |" in lines
+    assert f"| `small` | {language.run.device} | perplexity | 70.0 | 65.0 | 2.00 | 1 |" in lines
+    assert f"| `small` | {language.run.device} | BLEU | 30.0 | 25.0 | 2.00 | 1 |" in lines
     assert lines[-1].endswith("; commit 0123456789.")
 
 
@@ -47,3 +47,14 @@ def test_an_option_that_is_newer_than_a_record_had_its_default(language: Quality
     unchanged, changed = later(clip=0.0), later(clip=1.0)
     assert newest([older, unchanged], defaults=defaults) == [older, unchanged]
     assert newest([older, changed], defaults=defaults) == [changed]
+
+
+def test_runs_on_two_devices_have_rows_of_their_own(language: QualityRecord) -> None:
+    other = dataclasses.replace(language, minutes=3.0, run=dataclasses.replace(language.run, device="other device"))
+    assert newest([language, other]) == newest([other, language])
+    assert newest([language, other], "other") == [other]
+    shown = markdown(newest([language, other]))
+    assert f"| `small` | {language.run.device} | perplexity | 70.0 | 65.0 | 2.00 | 1 |" in shown
+    assert "| `small` | other device | perplexity | 70.0 | 65.0 | 3.00 | 1 |" in shown
+    assert language.run.device in shown.splitlines()[-1]
+    assert "other device" in shown.splitlines()[-1]
