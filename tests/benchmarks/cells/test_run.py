@@ -63,7 +63,8 @@ def test_a_measured_row(tiny, observer) -> None:
         assert set(way.times) == {"eager"}
         timing = way.times["eager"]
         assert timing.q20 <= timing.median <= timing.q80
-        assert timing.runs == (3 if name == LOOP else tiny.sampling.least)
+        # Further samples are taken on a fast machine, until their time is over; the loop has as many as it is told.
+        assert timing.runs == 3 if name == LOOP else tiny.sampling.least <= timing.runs <= tiny.sampling.most
         assert bool(way.ran) == (name in (CELL, RESETS, PLAIN))
         assert 0 < way.errors["dx"] < 1e-5
         assert way.peak_bytes is None
