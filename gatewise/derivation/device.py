@@ -193,8 +193,9 @@ def _backward(cell: Cell) -> list[str]:
         for index in range(len(own.targets))
     ]
     fields = ", ".join([*gradients[: len(step.sums)], *["Real(0)"] * (MOST_SUMS - len(step.sums))])
+    declared = f"Real {', '.join(stored)};" if stored else ""  # none where all derivatives are 0 or 1
     return [
-        f"struct Slopes {{ Real {', '.join(stored)}; }};",
+        f"struct Slopes {{ {declared} }};",
         f"{template}__device__ __forceinline__ Slopes slopes("
         f"const Kept kept, const Real after, const Real before{argument}) {{",
         *lines,

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gatewise.cells import Cell
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.kernel import persistent
 from tests.derivation.random_cells import seeded
@@ -30,3 +31,20 @@ def test_agrees_with_autograd(chunk, monkeypatch):
         problem = PROBLEMS[number % len(PROBLEMS)].replace(cell=cell, dtype=torch.float64, needs_grad=True)
         # Blocks add up gradients of biases in float32.
         assert_agrees(persistent, problem, lambda name: 1e-6 if "bias" in name else 1e-10)
+
+
+class Running(Cell):
+    """A running sum of a linear layer: all derivatives of its step are 0 or 1, so that none is stored."""
+
+    gates = ("a",)
+    states = ("c",)
+
+    def step(self, gate, state):
+        c = state.c + gate.a
+        return c, {"c": c}
+
+
+def test_a_linear_cell_agrees_with_autograd(monkeypatch):
+    emulation.emulate(monkeypatch)
+    problem = PROBLEMS[0].replace(cell=Running(), dtype=torch.float64, needs_grad=True)
+    assert_agrees(persistent, problem, lambda name: 1e-6 if "bias" in name else 1e-10)
