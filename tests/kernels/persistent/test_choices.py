@@ -1,7 +1,8 @@
 """Choices among a kernel's own ways on an H200 stay those that its speed was recorded with.
 
 A line of `choices.jsonl` is a call, T, B, H, layers, directions, precision, training, and what was chosen for it before
-the weights of the rankings became data: the shapes of `gatewise bench lstm`, and a thousand drawn at random.
+the weights of the rankings became data: the shapes of `gatewise bench lstm`, and a thousand drawn at random. Tilings of
+backward passes are those by the weights that were fitted to `benchmarks/results/tilings.jsonl`.
 """
 
 import json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -61,20 +62,19 @@ def lines_by(weights, most=20):
 
 def test_weights_are_fitted_that_choose_the_fastest():
     ranking = "persistent backward 16-bit"
-    names = [name for name in present_weights(DEVICE, ranking) if name != "few_warps"]
-    weights = {name: 1.3 * present_weights(DEVICE, ranking)[name] for name in names}
-    weights |= {"sends": 50.0, "cells": 300.0}
+    present = {name: weight for name, weight in present_weights(DEVICE, ranking).items() if name != "few_warps"}
+    weights = present | {"traffic": 10 * present["traffic"]}
     lines = lines_by(weights)
     *_, last = tiling_weights.report(lines, ghz=2.0)
     fitted = json.loads(last)
     assert fitted["ranking"] == ranking
     assert fitted["device"] == "NVIDIA H200"
-    assert fitted["weights"]["cells"] < present_weights(DEVICE, ranking)["cells"]
+    assert fitted["weights"]["traffic"] > present["traffic"]
     printed = "\n".join(tiling_weights.report(lines, ghz=2.0))
-    assert "  fitted: 1.00" in printed
+    shown = {name: float(ratio) for name, ratio in re.findall(r"  (present|fitted): ([0-9.]+) of the fastest", printed)}
+    assert shown["fitted"] - 1 < (shown["present"] - 1) / 2
     assert f"{len(lines)} loops of {len(CASES)} cases" in printed
     assert len(lines) > 100
-    assert "present: 1.00" not in printed
 
 
 def test_weights_on_which_no_choice_depends_stay():
@@ -85,8 +85,7 @@ def test_weights_on_which_no_choice_depends_stay():
 
 def test_the_choices_of_other_weights_are_timed_beside_the_present_ones(tmp_path):
     problem, plan = plan_of("35-128-1500", most=20)
-    weights = dict(present_weights(DEVICE, "persistent backward 16-bit"))
-    weights |= {"sends": 0.0, "sent": 0.0, "cells": 100.0, "loads": 20.0}
+    weights = {"steps": 1.0}  # as few rounds as possible, however long they take
     line = {"ranking": "persistent backward 16-bit", "weights": weights}
     (tmp_path / "new.jsonl").write_text(json.dumps(line))
     planned = timed.planned(problem, DEVICE, 8, tmp_path / "new.jsonl")
