@@ -44,6 +44,18 @@ def test_how_much_faster_several_gpus_are(page, steps, batch, told):
     assert f"{4 * WEIGHTS / 1e6:.0f} MB in float32" in page
 
 
+def test_the_readme_says_how_much_faster_several_gpus_are(steps):
+    readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    faster = {
+        batch: [
+            count * steps["gatewise train lm", 1, batch] / steps["gatewise train lm", count, batch] for count in (2, 4)
+        ]
+        for batch in (128, 20)
+    }
+    assert "trains {:.1f} times as fast on two H100s and {:.1f} times on four".format(*faster[128]) in readme
+    assert "with 20 columns {:.1f} and {:.1f} times".format(*faster[20]) in readme
+
+
 def test_what_dividing_weights_saves_and_costs(page):
     rows = {row["way"]: row for row in lines("scale.jsonl") if row["settings"].get("vocabulary") == 500_000}
     apart, whole = rows["gatewise.LSTM, fully_shard"], rows["gatewise.LSTM, DDP"]
