@@ -1,7 +1,5 @@
 """With a memory budget, kernels that need more are passed over; the decision and one line of the log say so."""
 
-import logging
-
 import pytest
 import torch
 
@@ -11,6 +9,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.errors import OutOfMemoryPredicted
 from gatewise.contract.problem import Problem
 from gatewise.selection import choose, decide, use_kernel
+from tests.logged import logged
 
 PROBLEM = Problem(35, 64, 512, 512, dtype=torch.float32, needs_grad=True)
 H200 = Device.named("h200")
@@ -27,15 +26,15 @@ def test_a_budget_that_fits_changes_nothing():
     assert decide(PROBLEM, H200, memory_budget=float("inf")) == free
 
 
-def test_the_fastest_kernel_that_fits_is_taken_and_one_line_names_the_figure(caplog):
+def test_the_fastest_kernel_that_fits_is_taken_and_one_line_names_the_figure():
     first, *others = by_speed()
     budget = first.peak_bytes - 1
     expected = next(verdict.kernel for verdict in others if verdict.peak_bytes <= budget)
-    with caplog.at_level(logging.INFO, "gatewise"):
+    with logged() as messages:
         decision = choose(PROBLEM, H200, memory_budget=budget)
     assert decision.chosen == expected
     assert decision.passed_over == first.kernel
-    (line,) = caplog.messages
+    (line,) = messages
     assert (
         line == f"{expected} runs: {first.kernel} needs {format_bytes(first.peak_bytes)}, budget {format_bytes(budget)}"
     )
@@ -48,10 +47,10 @@ def test_nobody_fits():
     assert "budget 0.977 KiB" in str(raised.value)
 
 
-def test_a_named_kernel_is_not_held_to_it(caplog):
-    with caplog.at_level(logging.INFO, "gatewise"), use_kernel("cudnn"):
+def test_a_named_kernel_is_not_held_to_it():
+    with logged() as messages, use_kernel("cudnn"):
         assert choose(PROBLEM, H200, memory_budget=1000).chosen == "cudnn"
-    assert not caplog.messages
+    assert not messages
 
 
 def test_the_explicit_passes_take_one():

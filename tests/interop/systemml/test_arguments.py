@@ -1,6 +1,5 @@
 """Kinds of matrices, sizes, batches and memory: what goes in, what comes back, and every argument that does not fit."""
 
-import logging
 import re
 
 import numpy as np
@@ -19,6 +18,7 @@ from gatewise.contract.errors import (
     ShapeError,
 )
 from gatewise.interop import systemml
+from tests.logged import logged
 
 N, T, D, M = 6, 5, 4, 3
 P = reference.problem((N, T, D, M), True)
@@ -224,7 +224,7 @@ def test_sparse_matrices_in_any_order_and_with_duplicates(sorted_indices):
     np.testing.assert_array_equal(X.indices, before)
 
 
-def test_memory_passes_the_preferred_kernel_over_with_one_line(caplog):
+def test_memory_passes_the_preferred_kernel_over_with_one_line():
     _, _, state = run()
     from gatewise.contract.device import Device
     from gatewise.selection import decide
@@ -234,20 +234,20 @@ def test_memory_passes_the_preferred_kernel_over_with_one_line(caplog):
     other = min(accepted.values(), key=lambda verdict: verdict.peak_bytes)
     if other.peak_bytes > preferred.peak_bytes:
         pytest.skip("the preferred kernel needs the least memory")
-    with caplog.at_level(logging.INFO, "gatewise"):
+    with logged() as messages:
         out, _, small = run(memory_budget=preferred.peak_bytes - 1)
     assert small.kernel == other.kernel
-    (line,) = caplog.messages
+    (line,) = messages
     assert f"{small.kernel} runs: {state.kernel} needs" in line
     np.testing.assert_allclose(out, run()[0], rtol=1e-12)
 
 
-def test_sparse_matrices_made_dense_are_said(caplog):
+def test_sparse_matrices_made_dense_are_said():
     X = pytest.importorskip("scipy.sparse").csr_array(np.eye(N, T * D))
-    with caplog.at_level(logging.INFO, "gatewise"), gatewise.use_kernel("aten"):
+    with logged() as messages, gatewise.use_kernel("aten"):
         _, _, state = run(X=X)
     assert not state.projected
-    assert caplog.messages == ["sparse matrices are converted to dense ones: the kernel 'aten' cannot run this call"]
+    assert messages == ["sparse matrices are converted to dense ones: the kernel 'aten' cannot run this call"]
 
 
 def test_forced_by_configuration(monkeypatch):
