@@ -47,8 +47,6 @@ def pytest_collection_finish(session):
     gc.freeze()
     # Looking for garbage by itself every 700 objects would take 3 to 4 % of the time of the tests.
     gc.set_threshold(50_000, 20, 100)
-    # By default Python looks for garbage after every 700 new objects, which takes a fifth of the time of many tests.
-    gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture(autouse=True, scope="module")
