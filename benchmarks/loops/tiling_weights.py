@@ -66,8 +66,8 @@ def report(lines: Sequence[Mapping[str, Any]], ghz: float = 1.98) -> Iterator[st
         present = present_weights(device, ranking)
         names = [name for name in present if name != _NOT_ADDED]
         few_warps = present.get(_NOT_ADDED, 0.0)
-        cases = groups([{**row, "choice": f"{row['case']} {row['dtype']}"} for row in rows], "choice")
-        if max(map(len, cases.values())) <= 2:
+        cases = cases_of(rows)
+        if max(map(len, cases.values()), default=0) <= 2:
             yield compared(ranking, cases)
             continue
         choices = [choice_of(case, of_case, present, ghz) for case, of_case in cases.items()]
@@ -94,9 +94,15 @@ def report(lines: Sequence[Mapping[str, Any]], ghz: float = 1.98) -> Iterator[st
         yield json.dumps({"ranking": ranking, "device": rows[0]["device"], "weights": fitted | kept_share})
 
 
+def cases_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the loops of a ranking by case and precision, of the cases in which several tilings were timed."""
+    named = [{**row, "choice": f"{row['case']} {row['dtype']}"} for row in rows]
+    return {case: of_case for case, of_case in groups(named, "choice").items() if len(of_case) > 1}
+
+
 def compared(ranking: str, cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return a line about the times of other choices over those of the present ones, in cases where they differ."""
-    ratios = {case: rows[1]["us_a_step"] / rows[0]["us_a_step"] for case, rows in cases.items() if len(rows) == 2}
+    ratios = {case: rows[1]["us_a_step"] / rows[0]["us_a_step"] for case, rows in cases.items()}
     if not ratios:
         return f"{ranking}: no other choice"
     shown = ", ".join(f"{case} {ratio:.2f}" for case, ratio in sorted(ratios.items(), key=lambda item: item[1]))

@@ -31,7 +31,7 @@ def draw(records: Sequence[QualityRecord], prefix: Path) -> list[Path]:
     """
     tasks = list(dict.fromkeys(each.task for each in records))
     recipes = list(dict.fromkeys(each.recipe for each in records))
-    devices = sorted({each.run.device for each in records}, reverse=True)
+    devices = list(dict.fromkeys(each.run.device for each in records))
     with inked():
         from matplotlib.figure import Figure
 

@@ -34,8 +34,8 @@ def steps():
 @pytest.mark.parametrize(
     ("batch", "told"),
     [
-        (128, "is {:.1f} times as fast on two GPUs as on one, and {:.1f} times on four"),
-        (20, "is not hidden: {:.1f} times on two GPUs, and {:.1f} times on four"),
+        (128, "was {:.1f} times as fast on two GPUs as on one, and {:.1f} times on four"),
+        (20, "not hidden: {:.1f} times on two GPUs, and {:.1f} times on four"),
     ],
 )
 def test_how_much_faster_several_gpus_are(page, steps, batch, told):
@@ -44,16 +44,19 @@ def test_how_much_faster_several_gpus_are(page, steps, batch, told):
     assert f"{4 * WEIGHTS / 1e6:.0f} MB in float32" in page
 
 
-def test_the_readme_says_how_much_faster_several_gpus_are(steps):
+def test_the_readme_states_the_speed_of_several_gpus(steps):
     readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
-    faster = {
-        batch: [
-            count * steps["gatewise train lm", 1, batch] / steps["gatewise train lm", count, batch] for count in (2, 4)
-        ]
-        for batch in (128, 20)
-    }
-    assert "trains {:.1f} times as fast on two H100s and {:.1f} times on four".format(*faster[128]) in readme
-    assert "with 20 columns {:.1f} and {:.1f} times".format(*faster[20]) in readme
+    words = [count * 128 * 35 / steps["gatewise train lm", count, 128] / 1e6 for count in (2, 4)]
+    assert "on {:.2f} million words a second with two H100s, and on {:.2f} million with four".format(*words) in readme
+
+
+def test_what_one_gpu_gains_from_the_tiling_of_several(page, steps):
+    profile = [each for each in lines("scale_profile.jsonl") if each["batch"] == 128]
+    layer = {each["device"]: min(each["launches"]["recurrent_backward"]) / 1e6 for each in profile}
+    one, four = steps["gatewise train lm", 1, 128], steps["gatewise train lm", 4, 128]
+    faster = one - 2 * (layer["NVIDIA H200"] - layer[H100])
+    assert f"about {100 * (one / faster - 1):.0f} % faster" in page, one / faster
+    assert f"four GPUs {4 * faster / four:.1f} times as fast as one" in page, 4 * faster / four
 
 
 def test_what_dividing_weights_saves_and_costs(page):
@@ -80,4 +83,4 @@ def test_the_times_of_both_tilings(page):
     least, most = min(found[H100]), max(found[H100])
     assert f"takes {least / 1000:.2f} to {most / 1000:.2f} ms for a layer" in page
     assert {f"{each / 1000:.2f}" for each in found["NVIDIA H200"]} == {"1.05"}
-    assert "the one that was chosen on one GPU when that was measured 1.05 ms" in page
+    assert "the one that one GPU then ran took 1.05 ms" in page

@@ -116,17 +116,10 @@ class LanguageModelTraining:
     def step(
         self, way: Way, start: Sequence[Tensor], precision: Precision, processes: Processes, *, dropout: float
     ) -> Iterator[tuple[TrainBatch, nn.Module]]:
-        """Yield a function that trains on a batch, from (batch, state) to (mean loss, state), and its model.
+        """Yield a training step and its model; see `Training.step`.
 
         The optimizer is SGD; the learning rate and the norm for clipping are those of a loss that is summed over time,
         as usual for this model.
-
-        Args:
-            way: The way.
-            start: The initial weights that `starting_weights` returned.
-            precision: The precision.
-            processes: The processes.
-            dropout: The dropout probability.
         """
         rate, clip = float(self.case.time), self.case.clip_norm / self.case.time
         device = processes.device

@@ -10,7 +10,7 @@ from gatewise.benchmarks.record import Record
 from gatewise.benchmarks.scale.report import Sizes, rows, speed_up
 from gatewise.contract.errors import ArgumentError, sentence
 
-_COLOURS = ("#8b949e", "#d9730d", "#2f81f7", "#12956b", "#a05fd0", "#c2477f", "#b8860b")
+_COLOURS = ("#8b949e", "#d9730d", "#2f81f7", "#12956b", "#a05fd0", "#c2477f", "#b8860b", "#4f6d7a")
 
 
 def draw(records: Sequence[Record], prefix: Path) -> list[Path]:

@@ -27,7 +27,7 @@ class Settings:
 
     Attributes:
         benchmark: The name of the benchmark in records.
-        training: What is trained; its batch is not used.
+        training: The training that is measured; its batch is not used.
         batches: The numbers of sequences or sentence pairs in the batch of each process.
         processes: The numbers of processes.
         ways: The ways.

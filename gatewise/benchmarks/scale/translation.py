@@ -126,16 +126,9 @@ class TranslationTraining:
     def step(
         self, way: Way, start: Mapping[str, Tensor], precision: Precision, processes: Processes, *, dropout: float
     ) -> Iterator[tuple[TrainBatch, nn.Module]]:
-        """Yield a function that trains on a batch, from (batch, None) to (mean loss, None), and its model.
+        """Yield a training step and its model; see `Training.step`.
 
         The optimizer is Adam. The model of `gatewise train nmt` has the memory plan that the command makes by default.
-
-        Args:
-            way: The way.
-            start: The initial weights that `starting_weights` returned.
-            precision: The precision.
-            processes: The processes.
-            dropout: The dropout probability.
         """
         case, device = dataclasses.replace(self.case, dropout=dropout), processes.device
         if way.plain is not None:

@@ -41,7 +41,7 @@ class Task:
 
     Attributes:
         model: The name of the model in `TRAININGS`.
-        training: What is trained, with any batch.
+        training: The training that is measured, with any batch.
         batches: The numbers of sequences in the batch of each process.
         ways: The names of the ways.
         precision: The name of the precision.
