@@ -29,13 +29,26 @@ def test_a_run_has_its_row(run):
 
 
 def test_predictions_of_cudnn_are_counted():
-    *first, fourth, fifth, last = (run["summary"]["predicted"] for run in RUNS[:6])
+    *first, fourth, fifth, sixth, last = (run["summary"]["predicted"] for run in RUNS[:7])
     wrong = [{name: round(each["calls"] * (1 - each["within"])) for name, each in run.items()} for run in first]
     assert sum(run["cudnn"] for run in wrong) > sum(run["all"] for run in wrong) / 2
     assert fourth["cudnn"]["within"] == 1
     assert f"all {fourth['cudnn']['calls']} predictions of cuDNN were within 25 %" in PAGE
     assert f"Of the {fifth['cudnn']['calls']} in the fifth run, {100 * fifth['cudnn']['within']:.1f} % were" in PAGE
-    assert f"of the {last['cudnn']['calls']} in the last one, {100 * last['cudnn']['within']:.1f} %." in PAGE
+    assert f"of the {sixth['cudnn']['calls']} in the sixth one {100 * sixth['cudnn']['within']:.1f} %" in PAGE
+    assert f"of the {last['cudnn']['calls']} in the last one {100 * last['cudnn']['within']:.1f} %." in PAGE
+
+
+def test_calls_that_would_be_faster_on_another_kernel_are_counted():
+    rows = [row for row in map(json.loads, LINES) if row["seed"] in {20261129, 20261130} and "summary" not in row]
+    slower = [
+        row
+        for row in rows
+        if row["kernels"][row["chosen"]]["seconds"] > 1.15 * min(each["seconds"] for each in row["kernels"].values())
+    ]
+    assert {(row["sizes"][0], row["chosen"]) for row in slower} == {(1, "aten")}
+    assert (len(rows), len(slower)) == (400, 3)
+    assert "Of the 400 calls of the two runs, three took over 15 % longer than on the fastest kernel." in PAGE
 
 
 def test_times_that_are_older_than_the_kernels_are_counted():
