@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gatewise.contract.errors import CheckpointError, MissingExtra
-from gatewise.files import write_bytes
+from gatewise.files import replacing
 from gatewise.training.json_values import finite_values
 
 _HEADER = "gatewise"
@@ -41,13 +41,16 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], kind: str, fa
     Raises:
         CheckpointError: The disk is full or the folder cannot be written; `path` is unchanged.
     """
-    save = _safetensors().torch.save
-    content = save(
-        {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()},
-        # A single key, because safetensors writes several keys in random order.
-        {_HEADER: json.dumps({"kind": kind, "facts": finite_values(facts)}, allow_nan=False)},
-    )
-    write_bytes(path, content)
+    library = _safetensors()
+    content = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+    # A single key, because safetensors writes several keys in random order.
+    metadata = {_HEADER: json.dumps({"kind": kind, "facts": finite_values(facts)}, allow_nan=False)}
+    with replacing(path) as temporary:
+        try:
+            # Written from the memory of the tensors: bytes of the whole file would take twice as long.
+            library.torch.save_file(content, temporary, metadata)
+        except library.SafetensorError as error:
+            raise OSError(str(error)) from error  # `replacing` says which file cannot be written
 
 
 def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> tuple[dict[str, torch.Tensor], Any]:

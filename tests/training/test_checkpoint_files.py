@@ -241,6 +241,21 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_file_that_outgrows_its_disk_leaves_the_old_one(tmp_path):
+    resource = pytest.importorskip("resource", reason="limits of the size of files are those of Unix")
+    path = tmp_path / "file"
+    write_tensors(path, TENSORS, "thing", {"number": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"file cannot be written: .*File too large.*\. Its old content is"):
+            write_tensors(path, {"large": torch.zeros(2**19)}, "thing", {"number": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert read_tensors(path, "thing")[1] == {"number": 1}
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ArgumentError, match=r"`output` must be a folder that can be written, got .*file/run"):
