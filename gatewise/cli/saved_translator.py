@@ -52,7 +52,7 @@ class Translator:
         Returns:
             The translations of each sentence, in the order of `sentences`.
         """
-        encoded = [self.source.encode(each) for each in sentences]
+        encoded = self.source.encode_all(sentences)
         found: list[list[Translation]] = [[] for _ in encoded]
         device = self.model.output.bias.device
         was_training = self.model.training
@@ -67,7 +67,7 @@ class Translator:
 
     def shapes(self, sentences: Sequence[str], batch_tokens: int) -> list[tuple[int, int]]:
         """Return the shapes of the batches in which greedy search translates sentences, as (tokens, sentences)."""
-        lengths = [len(self.source.encode(each)) for each in sentences]
+        lengths = [len(each) for each in self.source.encode_all(sentences)]
         return [(lengths[rows[0]], len(rows)) for rows in _batches(lengths, batch_tokens)]
 
     def text(self, translation: Translation) -> str:
