@@ -15,7 +15,8 @@ LINES = (ROOT / "benchmarks" / "results" / "predictions.jsonl").read_text("utf-8
 RUNS = [row for row in map(json.loads, LINES) if "summary" in row]
 PAGE = " ".join((ROOT / "docs" / "how-to" / "tune-a-gpu.md").read_text("utf-8").split())
 
-HALVES = "c06559b", "470f1e8"  # the commits whose gradients by float16 products were measured
+# The commits of calls whose gradients by float16 products were measured.
+HALVES = "c06559b", "470f1e8", "7164508", "f8988ef"
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: str(run["seed"]))
@@ -56,10 +57,12 @@ def test_times_that_are_older_than_the_kernels_are_counted():
         found = [each for each in points.points(Device.named(name).name) if each.kernel == "persistent"]
         return [each for each in found if each.problem.needs_grad and each.work.half_flops]
 
-    again = [each for each in halves("h200") if each.record.commit in HALVES]
-    older = len(halves("h200")) - len(again)
+    again, older = {}, {}
+    for name in ("h200", "h100"):
+        found = halves(name)
+        again[name] = sum(each.record.commit in HALVES for each in found)
+        older[name] = len(found) - again[name]
     assert (
-        f"{len(again)} were measured with these products on an H200; the other {older} and the "
-        f"{len(halves('h100'))} of the H100 were measured with TF32 products"
+        f"{again['h200']} were measured with these products on an H200 and {again['h100']} on an H100; the other "
+        f"{older['h200']} and {older['h100']} were measured with TF32 products"
     ) in PAGE
-    assert all(each.record.commit not in HALVES for each in halves("h100"))
