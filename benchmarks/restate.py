@@ -1,10 +1,14 @@
 """Write anew the work in the files of measured times: after a kernel states its work otherwise.
 
     python benchmarks/restate.py
+    python benchmarks/restate.py --without "products by warpgroups"
 
-The times stay as they were measured; what predictions correct is the estimate of the stated work.
+The times stay as they were measured; what predictions correct is the estimate of the stated work. With `--without`,
+the calls are left out whose algorithm, as `explain` words it, has these words: those that a kernel now computes by
+other code than the one that was measured.
 """
 
+import argparse
 import dataclasses
 from pathlib import Path
 
@@ -16,13 +20,22 @@ RATES = Path(points.__file__).parent / "rates"
 
 def main() -> None:
     """Rewrite every packaged file."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--without", metavar="WORDS", help="leave out the calls whose algorithm has these words")
+    given = parser.parse_args()
     for path in sorted(RATES.glob("*.jsonl")):
         found = [
             dataclasses.replace(point, work=kernel_named(point.kernel).work(point.problem, point.record.device))
             for point in points.read(path.read_text().splitlines())
+            if not given.without or given.without not in algorithm(point)
         ]
         files.write_text(path, "\n".join(points.lines(found)) + "\n")
         print(f"{path.name}: {len(found):,} calls")
+
+
+def algorithm(point: points.Point) -> str:
+    """Return the words in which `explain` describes how a measured call is computed now."""
+    return kernel_named(point.kernel).algorithm(point.problem, point.record.device)
 
 
 if __name__ == "__main__":

@@ -252,7 +252,7 @@ def _after(text: str, line: str, inserted: str) -> str:
     return _once(text, line, f"{line}\n{inserted}")
 
 
-_PRODUCT = "finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);"
+_PRODUCT = "finish_product(words, weights, row_at, step, sums + {} * PARTIAL_FLOATS, patience, scales);"
 _OUTPUT = """#pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
                 if (inside[cell] && lane % VALUES_PER_WORD == 0) store_exchanged(now + y_own[cell], output[cell]);"""
@@ -266,9 +266,9 @@ _NEXT = "            begin_product(words, row_at, step + 1);\n            episod
 _DGATES = (
     "store_exchanged_gates(step_of(dgates, t, 4 * step_values), ends.place(at.row) * p.row, first_unit + at.unit, "
 )
-_BOTH = ((_after, _PRODUCT, "product"), (_after, "            __syncthreads();", "barrier"))
+_BARRIER = (_after, "            __syncthreads();", "barrier")
+_BOTH = ((_after, _PRODUCT.format("warp"), "product"), _BARRIER)
 _FORWARD = (
-    *_BOTH,
     (_after, _OUTPUT, "store"),
     (_before, _FORWARD_MASKS, "loads"),
     (_after, _FORWARD_MASKS, "masks"),
@@ -276,8 +276,14 @@ _FORWARD = (
     (_after, "            begin_product(words, row_at, step + 1);\n", "begin"),
 )
 _MARKS: dict[str, tuple[tuple[Callable[[str, str, str], str], str, str], ...]] = {
-    "forward": ((_before, _OUTPUT, "cells"), *_FORWARD),
+    "forward": (
+        (_after, _PRODUCT.format("own_part()"), "product"),
+        _BARRIER,
+        (_before, _OUTPUT, "cells"),
+        *_FORWARD,
+    ),
     "row_forward": (
+        *_BOTH,
         (_before, "            Returned returned[CELLS];", "sums"),
         (_before, _OUTPUT, "output"),
         *_FORWARD,

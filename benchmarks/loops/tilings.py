@@ -145,7 +145,9 @@ def forced(cuts: Mapping[bool, Tiling]) -> Iterator[None]:
     """Have passes launched in these tilings, given by whether it is the backward pass."""
     chosen = compiled.tiling
 
-    def instead(hidden_size: int, batch: int, directions: int, device: Device, backward: bool, *rest: Any) -> Any:
+    def instead(
+        hidden_size: int, batch: int, directions: int, device: Device, backward: bool, *rest: Any, **options: Any
+    ) -> Any:
         return cuts[backward]
 
     compiled.tiling = instead  # type: ignore[assignment]

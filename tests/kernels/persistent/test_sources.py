@@ -51,6 +51,18 @@ def test_compiles(name, architecture, value_bytes, ragged, resets, cell):
     assert taken.spilled_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("batch", "rows", "cell", "float16"),
+    [(160, 24, FUSED[1], True), (250, 32, FUSED[0], False), (500, 64, FUSED[0], True)],
+)
+def test_products_by_warpgroups_spill_next_to_nothing(batch, rows, cell, float16):
+    cut = tiling(512, batch, 1, Device.named("h200"), False, 2)
+    assert (cut.warpgroups, cut.rows) == (True, rows)
+    _, taken = compiled("forward", "sm_90a", cut, float16=float16, cell=cell)
+    assert taken.registers >= cut.weight_registers
+    assert taken.spilled_bytes <= 8
+
+
 def shapes(*sizes):
     """Return all passes of two cells, of which `make test` compiles each size, pass and cell."""
     given = [*sizes], ["forward", "backward"], FUSED[:2]

@@ -78,9 +78,9 @@ def test_more_loads_than_are_in_flight(monkeypatch, numbers):
     assert "recurrent_forward" in sources.launched
 
 
-def _with_many_loads(usual, hidden_size, batch, directions, device, *asked):
+def _with_many_loads(usual, hidden_size, batch, directions, device, *asked, **options):
     """Return a tiling of few warps with several spans in a poll, and more polls in a step than are in flight."""
-    assert usual(hidden_size, batch, directions, device, *asked) is not None
+    assert usual(hidden_size, batch, directions, device, *asked, **options) is not None
     found = tilings.candidates(hidden_size, batch, directions, device, *asked)
     found = [cut for cut in found if cut.chunk > 1 and cut.rows // 8 * -(-cut.spans // cut.chunk) > cut.ahead]
     return min(found, key=lambda cut: (cut.spans % cut.chunk == 0, cut.blocks * cut.rows * cut.warps))

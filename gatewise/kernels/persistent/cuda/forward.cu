@@ -7,9 +7,9 @@
 // z = 2 compute the second layer.
 //
 // Compile-time constants (the tiling, see tilings.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
-// ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, SHARED_BYTES; RAGGED (rows have lengths), STACKED; RESETS
-// (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of
-// masks.cuh.
+// ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, SHARED_BYTES; WARPGROUPS (the product is that of
+// warpgroup_product.cuh); RAGGED (rows have lengths), STACKED; RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see
+// matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of masks.cuh.
 #define WIDTH HIDDEN
 #define TILES (UNITS / 4)
 #define MARKED 0
@@ -58,7 +58,7 @@ struct Forward {
 #endif
 };
 
-static_assert(2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, "the same as in tilings.py");
+static_assert(2 * PARTS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, "the same as in tilings.py");
 static_assert(!WITH_MASKS || !STACKED, "layers with masks are computed one by one");
 static_assert(!RESETS || 2 * ROWS * 4 + UNITS * 16 + 2 * ROWS <= 1024, "the kilobyte of a block that tilings leave for static memory");
 
@@ -103,9 +103,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
     extern __shared__ float4 shared[];
     __shared__ int row_ends[2 * ROWS];
     __shared__ float4 biases[UNITS];
-    float* const partials = (float*)shared;  // [2, WARPS, ROWS, PARTIAL_STRIDE]
-    uint4* const lent = (uint4*)(partials + 2 * WARPS * PARTIAL_FLOATS);
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    float* const partials = (float*)shared;  // [2, PARTS, ROWS, PARTIAL_STRIDE]
+    uint4* const lent = (uint4*)(partials + 2 * PARTS * PARTIAL_FLOATS);
+    const int lane = threadIdx.x & 31;
     const int first_unit = blockIdx.x * UNITS;
 #if STACKED
     const int direction = (blockIdx.z + 1) / 2;  // the layer; for the blocks between the layers, the second one
@@ -200,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
         for (int step = 0; step < steps; ++step, parity ^= 1) {
             const int t = reverse ? steps - 1 - step : step;
             Value* const now = step_of(y, t, y_step_values);
-            float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
+            float* const sums = partials + parity * PARTS * PARTIAL_FLOATS;
 #if STACKED
             // The second layer's inputs come from the blocks between the layers; most have arrived when they are loaded first.
             patience.polls = 0;
@@ -211,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 input[cell] = gathered(input[cell]);
             }
 #endif
-            finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
+            finish_product(words, weights, row_at, step, sums + own_part() * PARTIAL_FLOATS, patience, scales);
             if (between) begin_product(words, row_at, step + 1);  // these loads delay no other block
             __syncthreads();
             if (between) {

@@ -5,16 +5,13 @@
 // shared memory. A product may take the depth in any order, so each lane's fragment is 16 contiguous bytes of a batch row,
 // which needs no staging in shared memory.
 #pragma once
-#include "exchange.cuh"
-#include "matrix.cuh"
-#include "memory.cuh"
-#include "shuffles.cuh"
+#include "factors.cuh"
 
 constexpr int SPAN = 64 / sizeof(Value);  // the values that four lanes load, 16 bytes each
-constexpr int THREADS = WARPS * 32;
 constexpr int NEIGHBOURS = ROWS / 8;                   // groups of eight batch rows, the width of a tensor-core tile
 constexpr int PARTIAL_STRIDE = TILES * 16 + 4;         // in floats; the padding avoids bank conflicts of stores
 constexpr int PARTIAL_FLOATS = ROWS * PARTIAL_STRIDE;  // the partial sums of a warp
+constexpr int PARTS = WARPS;                           // the partial sums of each value
 constexpr int POLLS = (SPANS + CHUNK - 1) / CHUNK;     // polls of a group of eight rows, CHUNK spans each
 constexpr int ITEMS = NEIGHBOURS * POLLS;
 constexpr int AHEAD = DEPTH < ITEMS ? DEPTH : ITEMS;   // polls in flight
@@ -32,14 +29,6 @@ struct Weights {
 #endif
 };
 
-// The source of a lane's batch row in this step: the exchange, which is polled, or memory that is loaded once, because it was
-// complete before the launch or because results from it are not used. Values that are used are results of `canonical`, or
-// could be.
-struct Row {
-    const Value* data;  // the address of the lane's first value
-    bool polled, counted;  // `counted`: whether results from it are used
-};
-
 // The index along the depth of the first value of a lane's 16 bytes, in span `span` of its warp.
 __device__ __forceinline__ int depth_of(int span) {
     return ((threadIdx.x >> 5) * SPANS + span) * SPAN + (threadIdx.x & 3) * (SPAN / 4);
@@ -47,12 +36,6 @@ __device__ __forceinline__ int depth_of(int span) {
 
 // The batch row that a lane loads in a group of eight; with ONE_ROW all lanes load the same row.
 __device__ __forceinline__ int row_of_lane(int group) { return ONE_ROW ? 0 : group * 8 + ((threadIdx.x & 31) >> 2); }
-
-// A lane's weights of one tile in one span, as loaded: alternately for the row of weights lane / 4 and the eighth row after
-// it, along the depth.
-struct Pair {
-    uint4 half[2];
-};
 
 #if SCALED
 // Each warp multiplies its part of a batch row with a scale, a power of two that gives the largest value the exponent CENTRE in
@@ -102,32 +85,6 @@ __device__ constexpr bool begins_loads(int number) {
     return first == number;
 }
 #endif
-
-// The alignment of rows of weights, in bytes; that of the first row is 16.
-constexpr int ROW_BYTES = SIZE * (int)sizeof(Value);
-constexpr int ROW_ALIGNMENT = ROW_BYTES % 16 == 0 ? 16 : ROW_BYTES % 8 == 0 ? 8 : ROW_BYTES % 4 == 0 ? 4 : 2;
-
-// Loads 16 bytes of a row of weights from value k on; zeros after its end, and if not `exists`.
-__device__ __forceinline__ uint4 load_weight_words(const Value* row, int k, bool exists) {
-    if constexpr (ROW_ALIGNMENT == 16) return load_within(row, k, SIZE, exists);
-    u32 words[4] = {0, 0, 0, 0};
-    if (!exists) return make_uint4(0, 0, 0, 0);
-    constexpr int VALUES = ROW_ALIGNMENT / (int)sizeof(Value);  // values that one instruction loads
-#pragma unroll
-    for (int i = 0; i < 16 / ROW_ALIGNMENT; ++i) {
-        const Value* const from = row + k + i * VALUES;
-        if (k + i * VALUES >= SIZE) continue;
-        if constexpr (ROW_ALIGNMENT == 8) {
-            const uint2 half = *(const uint2*)from;
-            words[2 * i] = half.x, words[2 * i + 1] = half.y;
-        } else if constexpr (ROW_ALIGNMENT == 4) {
-            words[i] = *(const u32*)from;
-        } else {
-            words[i / 2] |= (u32)*from << 16 * (i % 2);
-        }
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
-}
 
 // Loads all weights. `arrive(span)` is called for each span in turn, then `pair_at(tile, span)` returns the weights of a tile in
 // it; `room` is shared memory for LENT_WORDS.
@@ -399,13 +356,5 @@ again:
 #endif
 }
 
-// The sum over warps of four neighbouring values of a batch row.
-__device__ __forceinline__ float4 summed(const float* partials, int row, int column) {
-    float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-    for (int warp = 0; warp < WARPS; ++warp) {
-        const float4 part = *(const float4*)(partials + warp * PARTIAL_FLOATS + row * PARTIAL_STRIDE + column);
-        total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
-    }
-    return total;
-}
+// The number of the partial sums that a warp computes.
+__device__ __forceinline__ int own_part() { return threadIdx.x >> 5; }

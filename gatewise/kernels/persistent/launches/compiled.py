@@ -97,7 +97,8 @@ def launch_of(
     if pair:
         chosen = stacked_tiling(hidden_size, batch, *asked)
     else:
-        chosen = tiling(hidden_size, batch, directions, *asked, cell_size_of(cell, backward=name == "backward"))
+        size = cell_size_of(cell, backward=name == "backward")
+        chosen = tiling(hidden_size, batch, directions, *asked, size, masked=bool(macros_of(cell)))
     if chosen is None:
         raise ValueError(f"the weights of hidden_size {hidden_size} do not fit on the chip")
     macros = {"SIZE": hidden_size, **chosen.macros(dtype, ragged, resets=resets), **macros_of(cell)}
@@ -110,10 +111,13 @@ def launch_of(
     elif chosen.backward and chosen.value_bytes == 2 and not pair:
         macros["PAUSE"] = _pause(chosen, device)
 
-    def compile_pass() -> bytes:
-        return toolchain.compile_source(SOURCES / f"{file}.cu", device.architecture, macros, code_of(cell))
+    # The instructions of warpgroups are those of the architecture with the suffix.
+    architecture = device.architecture + ("a" if chosen.warpgroups else "")
 
-    source = file, device.architecture, tuple(macros.items()), cell
+    def compile_pass() -> bytes:
+        return toolchain.compile_source(SOURCES / f"{file}.cu", architecture, macros, code_of(cell))
+
+    source = file, architecture, tuple(macros.items()), cell
     return Launch(chosen, f"recurrent_{file}", shape, compile_pass, source)
 
 

@@ -33,7 +33,7 @@ def stacked_cut(problem: Problem, device: Device, *, backward: bool) -> Tiling |
     alone = tiling(problem.hidden_size, problem.batch, 1, device, backward, *_number(problem))
     if alone is None:
         return None
-    weights = ranking.weights(device, f"persistent pairs {alone.ranking.removeprefix('persistent ')}")
+    weights = ranking.weights(device, f"persistent pairs {both.ranking.removeprefix('persistent ')}")
     step = weights["wide_step" if both.cells > 1 else "step"] * both.step_clocks(device)
     together = (problem.time + weights["lag"]) * step + _start(problem, both, weights)
     in_turn = 2 * (problem.time * alone.step_clocks(device) + _start(problem, alone, weights))

@@ -20,6 +20,8 @@ _STAGING_BYTES = 80 * 1024  # of a block's weights at a time, unless its sums ta
 _UNITS = (8, 12, 16, 20, 24, 32)
 _ROWS = (8, 16, 24, 32, 48, 64)
 _WARPS = (4, 8, 16)
+_UNITS_OF_WARPGROUPS = range(192, 513)  # where their products took less time in the forward pass, as with so many rows:
+_ROWS_OF_WARPGROUPS = (24, 32, 48, 64)
 _ROWS_OF_STACKED = 3  # of blocks: two layers, and the products between them
 
 
@@ -43,6 +45,8 @@ class Tiling:
         one_row: Whether there is a single batch row in exact products: without tensor cores those are fewer.
         stacked: Whether `directions` are three others: a layer, the product with what it computes, the layer above it.
         cell_size: The memory for a cell that is not fused; None for a fused one.
+        warpgroups: Whether the product is that of warpgroup_product.cuh, in which warps share the rows of weights and
+            not the depth.
     """
 
     hidden: int
@@ -60,6 +64,7 @@ class Tiling:
     one_row: bool = False
     stacked: bool = False
     cell_size: CellSize | None = None
+    warpgroups: bool = False
 
     @property
     def depth(self) -> int:
@@ -89,7 +94,14 @@ class Tiling:
     @property
     def weight_registers(self) -> int:
         """Registers of a thread that hold weights."""
+        if self.warpgroups:
+            return 4 * self._depth_steps
         return self.resident * self.spans * self._fragments * 4
+
+    @property
+    def _depth_steps(self) -> int:
+        # Products of a warpgroup, of 16 values along the depth each.
+        return math.ceil(self.depth / 16)
 
     @property
     def _fragments(self) -> int:
@@ -99,6 +111,9 @@ class Tiling:
     @property
     def registers(self) -> int:
         """Estimated registers of a thread besides what is in flight: weights, sums, cells, and the rest."""
+        if self.warpgroups:
+            # With many cells, the assembler computes their addresses again instead of spilling.
+            return self.weight_registers + 100
         # In flight and waiting, gates take twice as many in float32; scaled ones of several cells wait a step only.
         single = self.scaled and self.cells > 1
         cell = (17 if self.backward else 14 if single else 12) + (6 if self.value_bytes == 4 and not single else 0)
@@ -156,10 +171,13 @@ class Tiling:
 
     @property
     def _sum_bytes(self) -> int:
-        return 2 * 4 * self.warps * self.rows * (self.tiles * 16 + 4)
+        parts = 1 if self.warpgroups else self.warps
+        return 2 * 4 * parts * self.rows * (self.tiles * 16 + 4)
 
     @property
     def _lent_bytes(self) -> int:
+        if self.warpgroups:  # batch rows instead of weights, in aligned panels of 64 values
+            return math.ceil(self.depth / 64) * self.rows * 128 + 1024
         return (self.tiles - self.resident) * self.warps * self.spans * self._fragments * 512
 
     @property
@@ -179,6 +197,8 @@ class Tiling:
 
     @property
     def _polls(self) -> tuple[int, int]:
+        if self.warpgroups:
+            return 1, 1  # loads go to shared memory
         free, spans = (_register_limit(self.warps) - self.registers) // 4, self.spans
         sizes = (size for size in (4, 3, 2) if spans % size == 0 or size < spans)
         chunk = next((size for size in sizes if free // size >= 2), 1)
@@ -205,6 +225,8 @@ class Tiling:
         }
         if self.cell_size is not None:
             names["RING_WORDS"] = self.ring_words
+        if self.warpgroups:
+            names["WARPGROUPS"] = 1
         return {**names, "SPLIT": self.split, "STAGED": self.staged} if self.backward else names
 
     def quantities(self) -> dict[str, float]:
@@ -262,7 +284,8 @@ class Tiling:
     def ranking(self) -> str:
         """The name of the weights that rank such tilings."""
         number = "16-bit" if self.value_bytes == 2 else "exact" if self.exact else "TF32"
-        return f"persistent {'backward' if self.backward else 'forward'} {number}"
+        products = " by warpgroups" if self.warpgroups else ""
+        return f"persistent {'backward' if self.backward else 'forward'} {number}{products}"
 
     @property
     def _poll_rounds(self) -> int:
@@ -285,17 +308,20 @@ def tiling(
     value_bytes: int = 2,
     exact: bool = False,
     cell_size: CellSize | None = None,
+    masked: bool = False,
 ) -> Tiling | None:
     """Return the tiling with the least predicted time, or None when the weights do not fit on the chip.
 
     Both directions go into one launch where there is room for them; otherwise `Tiling.directions` is 1 and they follow
-    each other.
+    each other. With `masked`, the tiling is for a cell with masks, which take registers that products by warpgroups
+    need for many cells.
     """
     return min(
         (
             candidate
             for together in sorted({1, directions})
             for candidate in candidates(hidden_size, batch, together, device, backward, value_bytes, exact, cell_size)
+            if not (masked and candidate.warpgroups)
         ),
         key=lambda candidate: candidate.step_clocks(device) * directions / candidate.directions,
         default=None,
@@ -308,7 +334,7 @@ def stacked_tiling(
 ) -> Tiling | None:
     """Return the tiling of two stacked layers in one launch with the least predicted time; None if there is no room."""
     sizes = hidden_size, batch, _ROWS_OF_STACKED, device, backward, value_bytes, exact
-    found = [dataclasses.replace(candidate, stacked=True) for candidate in candidates(*sizes)]
+    found = [dataclasses.replace(each, stacked=True) for each in candidates(*sizes) if not each.warpgroups]
     return min(found, key=lambda candidate: candidate.step_clocks(device), default=None)
 
 
@@ -353,6 +379,9 @@ def _of_one_group(
         cut = Tiling(hidden, units, rows, warps, 1, split, backward, **numbers)
         if _whole_tiles(cut):
             found += [placed for placed in _with_weights_placed(cut) if fits(placed, device)]
+        if _has_warpgroups(cut, device):
+            by_warpgroups = dataclasses.replace(cut, resident=cut.tiles, warpgroups=True)
+            found += [by_warpgroups] if fits(by_warpgroups, device) else []
     return tuple(found)
 
 
@@ -369,6 +398,15 @@ def _with_weights_placed(cut: Tiling) -> list[Tiling]:
         some = 1 + max(0, min(more, cut.tiles - 2))
         placed.append(whole if _registers_fit(whole, loads) else dataclasses.replace(cut, resident=some))
     return list(dict.fromkeys(placed))
+
+
+def _has_warpgroups(cut: Tiling, device: Device) -> bool:
+    """Whether the product of a tiling can be computed by two warpgroups, and takes less time then."""
+    # wgmma is an instruction of this architecture alone. In backward passes, with more units and with fewer rows,
+    # products by warpgroups took more time (benchmarks/results/tilings.jsonl and warpgroups.jsonl).
+    possible = device.capability == (9, 0) and cut.value_bytes == 2 and not cut.backward and cut.cell_size is None
+    whole = (cut.units, cut.warps) == (32, 8) and cut.hidden in _UNITS_OF_WARPGROUPS
+    return possible and whole and cut.rows in _ROWS_OF_WARPGROUPS
 
 
 def _whole_tiles(cut: Tiling) -> bool:
@@ -391,6 +429,8 @@ def fits(cut: Tiling, device: Device) -> bool:
     # The pairs of four units each take the place of the partial sums of a step.
     if cut.cell_size and cut.cell_size.widest * cut.units // 2 > cut.warps * (cut.tiles * 16 + 4):
         return False
+    if cut.warpgroups:
+        return True
     # With fewer loads in flight a warp waits for memory once for each of them.
     chunk, ahead = cut._polls
     return ahead * chunk >= min(3, cut.spans * cut.rows // 8)
