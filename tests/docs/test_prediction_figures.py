@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gatewise.contract.device import Device
-from gatewise.selection import points
+from gatewise.selection import kernel_named, points
 
 ROOT = Path(__file__).parents[2]
 LINES = (ROOT / "benchmarks" / "results" / "predictions.jsonl").read_text("utf-8").splitlines()
@@ -66,3 +66,11 @@ def test_times_that_are_older_than_the_kernels_are_counted():
         f"{again['h200']} were measured with these products on an H200 and {again['h100']} on an H100; the other "
         f"{older['h200']} and {older['h100']} were measured with TF32 products"
     ) in PAGE
+
+
+def test_no_time_is_older_than_products_by_warpgroups():
+    for name in ("h200", "h100"):
+        device = Device.named(name)
+        found = [each for each in points.points(device.name) if each.kernel == "persistent"]
+        persistent = kernel_named("persistent")
+        assert not [each for each in found if "by warpgroups" in persistent.algorithm(each.problem, device)]
