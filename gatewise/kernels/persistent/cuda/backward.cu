@@ -27,7 +27,7 @@ constexpr int STAGING_BYTES = 0;
 #include "staging.cuh"
 constexpr int STAGING_BYTES = WARPS * STAGED * SPAN_PITCH;
 #endif
-constexpr int SUM_BYTES = 2 * WARPS * PARTIAL_FLOATS * 4;
+constexpr int SUM_BYTES = 2 * PARTS * PARTIAL_FLOATS * 4;
 constexpr int WORKING_BYTES = SUM_BYTES > STAGING_BYTES ? SUM_BYTES : STAGING_BYTES;  // of shared memory
 #if SPLIT > 1
 #include "cluster.cuh"
@@ -79,7 +79,7 @@ struct Backward {
 #endif
 };
 
-static_assert(2 * WARPS * PARTIAL_FLOATS >= ROWS * UNITS * 4, "the gradients of the biases fit in the memory of the partial sums");
+static_assert(2 * PARTS * PARTIAL_FLOATS >= ROWS * UNITS * 4, "the gradients of the biases fit in the memory of the partial sums");
 
 // The values that a cell reads at one step.
 struct Inputs {
@@ -92,7 +92,7 @@ constexpr bool FETCHES = !EXACT;  // exact products leave no registers for prefe
 extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(const Backward p) {
     extern __shared__ float4 shared[];
     __shared__ int row_ends[2 * ROWS];
-    float* const partials = (float*)shared;  // [2, WARPS, ROWS, PARTIAL_STRIDE]
+    float* const partials = (float*)shared;  // [2, PARTS, ROWS, PARTIAL_STRIDE]
     uint4* const lent = (uint4*)((char*)shared + WORKING_BYTES);
 #if SPLIT > 1
     __shared__ u64 arrival;
@@ -147,8 +147,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
         return {{make_uint4(turned[0], turned[1], turned[2], turned[3]), make_uint4(turned[4], turned[5], turned[6], turned[7])}};
     });
 #else
-    const Staging staging = {(char*)shared + warp * STAGED * SPAN_PITCH, matrix, first_sum, between};
-    load_weights(weights, lent, [&](int span) { staging.arrive(span, units); }, [&](int tile, int span) { return staging.pair_at(tile, span); });
+    const int first_column = first_tile() * 16;
+    const Staging staging = {(char*)shared + warp * STAGED * SPAN_PITCH, matrix + first_column, first_sum, between};
+    load_weights(weights, lent, [&](int span) { staging.arrive(span, units + first_column); }, [&](int tile, int span) { return staging.pair_at(tile - first_tile(), span); });
 #endif
     Patience patience = {p.patience, 0, false};
     Masks masks(p, direction, first_unit);
@@ -217,11 +218,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
         InFlight words;
         Scales scales;
         scales.start();
-        begin_product(words, row_at, 0);
+        begin_product(words, weights, row_at, 0);
         // There is one more step than the sequence has, which computes the gradient of h0.
         for (int step = 0; step <= steps; ++step, parity ^= 1) {
             const int t = reverse ? step : steps - 1 - step;
-            float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
+            float* const sums = partials + parity * PARTS * PARTIAL_FLOATS;
 #if STACKED
             // The first layer's gradients come from the blocks between the layers; most have arrived when they are loaded first.
             patience.polls = 0;
@@ -231,8 +232,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                 while (__any_sync(EVERY_LANE, is_unwritten(input[cell].dy)) && patience.is_left()) input[cell].dy = load(cell, step).dy;
             }
 #endif
-            finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
-            if (between) begin_product(words, row_at, step + 1);  // these loads delay no other block
+            finish_product(words, weights, row_at, step, sums + own_part() * PARTIAL_FLOATS, patience, scales);
+            if (between) begin_product(words, weights, row_at, step + 1);  // these loads delay no other block
             __syncthreads();
 #if SPLIT > 1
             float* const inbox = received + parity * RECEIVED;
@@ -284,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
 #else
                     const float* sum = sums + at.row * PARTIAL_STRIDE + at.unit;
 #pragma unroll
-                    for (int part = 0; part < WARPS; ++part) recurrent += sum[part * PARTIAL_FLOATS];
+                    for (int part = 0; part < PARTS; ++part) recurrent += sum[part * PARTIAL_FLOATS];
 #endif
                 }
 #if STACKED
@@ -379,7 +380,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
             // Loads that begin before other blocks' values are there have to be repeated.
             if (!between) while (clock64() - stored < PAUSE) {}
 #endif
-            if (!between) begin_product(words, row_at, step + 1);
+            if (!between) begin_product(words, weights, row_at, step + 1);
             episodes.advance(ends, reverse ? t + 2 : t - 2, parity);
         }
 #if RAGGED

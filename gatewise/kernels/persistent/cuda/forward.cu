@@ -7,9 +7,9 @@
 // z = 2 compute the second layer.
 //
 // Compile-time constants (the tiling, see tilings.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
-// ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, SHARED_BYTES; WARPGROUPS (the product is that of
-// warpgroup_product.cuh); RAGGED (rows have lengths), STACKED; RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see
-// matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of masks.cuh.
+// ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, SHARED_BYTES; RAGGED (rows have lengths), STACKED; RESETS
+// (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of
+// masks.cuh.
 #define WIDTH HIDDEN
 #define TILES (UNITS / 4)
 #define MARKED 0
@@ -196,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
         InFlight words;
         Scales scales;
         scales.start();
-        begin_product(words, row_at, 0);
+        begin_product(words, weights, row_at, 0);
         for (int step = 0; step < steps; ++step, parity ^= 1) {
             const int t = reverse ? steps - 1 - step : step;
             Value* const now = step_of(y, t, y_step_values);
@@ -212,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
             }
 #endif
             finish_product(words, weights, row_at, step, sums + own_part() * PARTIAL_FLOATS, patience, scales);
-            if (between) begin_product(words, row_at, step + 1);  // these loads delay no other block
+            if (between) begin_product(words, weights, row_at, step + 1);  // these loads delay no other block
             __syncthreads();
             if (between) {
                 pass_to_second_layer(gates, sums, inside, four_own, step_values, t);
@@ -291,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                     step_of(cells, t, step_values)[own[cell]] = (Value)canonical(c[cell]);
                 }
             }
-            begin_product(words, row_at, step + 1);
+            begin_product(words, weights, row_at, step + 1);
             episodes.advance(ends, reverse ? t - 2 : t + 2, parity);
         }
         if (between) continue;

@@ -11,7 +11,7 @@ constexpr int SPAN = 64 / sizeof(Value);  // the values that four lanes load, 16
 constexpr int NEIGHBOURS = ROWS / 8;                   // groups of eight batch rows, the width of a tensor-core tile
 constexpr int PARTIAL_STRIDE = TILES * 16 + 4;         // in floats; the padding avoids bank conflicts of stores
 constexpr int PARTIAL_FLOATS = ROWS * PARTIAL_STRIDE;  // the partial sums of a warp
-constexpr int PARTS = WARPS;                           // the partial sums of each value
+constexpr int PARTS = WARPS;                           // partial sums of each value
 constexpr int POLLS = (SPANS + CHUNK - 1) / CHUNK;     // polls of a group of eight rows, CHUNK spans each
 constexpr int ITEMS = NEIGHBOURS * POLLS;
 constexpr int AHEAD = DEPTH < ITEMS ? DEPTH : ITEMS;   // polls in flight
@@ -29,9 +29,14 @@ struct Weights {
 #endif
 };
 
+constexpr bool WHOLE_DEPTH = WARPS * SPANS * SPAN == WIDTH;  // whether the warps' parts are no more than the depth
+
+// The index along the depth of the first value that a warp multiplies.
+__device__ __forceinline__ int first_depth() { return (int)(threadIdx.x >> 5) * SPANS * SPAN; }
+
 // The index along the depth of the first value of a lane's 16 bytes, in span `span` of its warp.
 __device__ __forceinline__ int depth_of(int span) {
-    return ((threadIdx.x >> 5) * SPANS + span) * SPAN + (threadIdx.x & 3) * (SPAN / 4);
+    return first_depth() + span * SPAN + (threadIdx.x & 3) * (SPAN / 4);
 }
 
 // The batch row that a lane loads in a group of eight; with ONE_ROW all lanes load the same row.
@@ -204,7 +209,7 @@ using InFlight = uint4[AHEAD][CHUNK];
 // Issues the first loads of a step, at the end of the step before: earlier, values would not have arrived, and the loads would
 // only take bandwidth of the second-level cache. `row_at(row, step)` returns the source of a batch row.
 template <class RowAt>
-__device__ __forceinline__ void begin_product(InFlight& words, RowAt row_at, int step) {
+__device__ __forceinline__ void begin_product(InFlight& words, const Weights&, RowAt row_at, int step) {
 #pragma unroll
     for (int item = 0; item < AHEAD; ++item)
         load_item(words[item], row_at(row_of_lane(item / POLLS), step), item % POLLS);
@@ -350,7 +355,7 @@ again:
     }
 #if SCALED
     if (scales.change(row_of)) {
-        begin_product(words, row_at, step);
+        begin_product(words, weights, row_at, step);
         goto again;
     }
 #endif
@@ -358,3 +363,6 @@ again:
 
 // The number of the partial sums that a warp computes.
 __device__ __forceinline__ int own_part() { return threadIdx.x >> 5; }
+
+// The first of the tiles that a warp multiplies.
+__device__ __forceinline__ int first_tile() { return 0; }

@@ -202,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
         InFlight words;
         Scales scales;
         scales.start();
-        begin_product(words, row_at, 0);
+        begin_product(words, weights, row_at, 0);
         // There is one more step than the sequence has, which computes the gradients of the initial states.
         for (int step = 0; step <= steps; ++step, parity ^= 1) {
             const int t = reverse ? step : steps - 1 - step;
@@ -326,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
                 }
                 masks.advance(ends, first_unit, cell, reverse ? t + 1 : t - 1, reverse ? t + 2 : t - 2, reverse ? t + FETCHED_AHEAD : t - FETCHED_AHEAD);
             }
-            begin_product(words, row_at, step + 1);
+            begin_product(words, weights, row_at, step + 1);
             episodes.advance(ends, reverse ? t + 2 : t - 2, parity);
             statistics.store(parity ^ 1);
             statistics.load(ends, reverse ? t + 2 : t - 2, p.step, p.row);

@@ -126,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
         InFlight words;
         Scales scales;
         scales.start();
-        begin_product(words, row_at, 0);
+        begin_product(words, weights, row_at, 0);
         for (int step = 0; step < steps; ++step, parity ^= 1, ++units.step) {
             const int t = reverse ? steps - 1 - step : step;
             Value* const now = step_of(y, t, y_step_values);
@@ -213,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
                         for (int i = 0; i < STATISTICS; ++i) statistics[token * STATISTICS + i] = found[cell][i];
                 }
             }
-            begin_product(words, row_at, step + 1);
+            begin_product(words, weights, row_at, step + 1);
             episodes.advance(ends, reverse ? t - 2 : t + 2, parity);
         }
         __syncwarp();  // a neighbouring lane stored some of the last outputs

@@ -1,21 +1,14 @@
 // The cells that a thread computes, and the batch rows of a block with their lengths.
 #pragma once
+#ifndef WARPGROUPS
+#define WARPGROUPS 0
+#endif
 #if WARPGROUPS
 #include "warpgroup_product.cuh"
 #else
 #include "product.cuh"
 #endif
-
-// The total of the partial sums of four neighbouring values of a batch row, in shared memory [PARTS, ROWS, PARTIAL_STRIDE].
-__device__ __forceinline__ float4 summed(const float* partials, int row, int column) {
-    float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-    for (int number = 0; number < PARTS; ++number) {
-        const float4 part = *(const float4*)(partials + number * PARTIAL_FLOATS + row * PARTIAL_STRIDE + column);
-        total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
-    }
-    return total;
-}
+#include "sums_of_parts.cuh"
 
 constexpr int CELLS = (ROWS * UNITS + THREADS - 1) / THREADS;  // the cells of a thread
 

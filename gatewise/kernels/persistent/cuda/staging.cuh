@@ -1,12 +1,12 @@
 // The transposition of 16-bit weights for the backward pass: through shared memory, STAGED spans of a warp at a time. The memory
-// is that of the partial sums, which is unused until the weights are loaded.
+// is that of the partial sums, which is unused until the weights are loaded. With WARPGROUPS a warp has one tile only.
 #pragma once
 #include "sequence.cuh"
 
-constexpr int COLUMNS = TILES * 16;                  // the hidden units of all tiles
+constexpr int COLUMNS = (WARPGROUPS ? 1 : TILES) * 16;  // the hidden units of a warp's tiles
 constexpr int ROW_PITCH = COLUMNS * 2 + 16;          // in bytes; eight neighbouring rows have no bank conflicts
 constexpr int SPAN_PITCH = SPAN * ROW_PITCH;
-static_assert(COLUMNS == SPLIT * UNITS, "whole tiles");
+static_assert(TILES * 16 == SPLIT * UNITS, "whole tiles");
 
 constexpr int LOADS = COLUMNS * 2 / ROW_ALIGNMENT;  // loads for a row
 constexpr int LANES = LOADS % 32 == 0 ? 32 : LOADS % 16 == 0 ? 16 : LOADS % 8 == 0 ? 8 : 4;
@@ -14,7 +14,7 @@ constexpr int LANES = LOADS % 32 == 0 ? 32 : LOADS % 16 == 0 ? 16 : LOADS % 8 ==
 // A warp's part of the memory. Rows of a span that are transposed together are neighbours in shared memory.
 struct Staging {
     char* memory;         // the memory, of STAGED spans
-    const Value* matrix;  // the first weight in the columns of the block's tiles
+    const Value* matrix;  // the first weight in the columns of the warp's tiles
     int first_sum;        // the first gate sum of the block's depth
     bool between;         // whether the weights are the input weights of the second layer
 
@@ -26,7 +26,7 @@ struct Staging {
         constexpr int VALUES = ROW_ALIGNMENT / 2, AT_ONCE = 32 / LANES;
         const int lane = threadIdx.x & 31, column = lane % LANES * VALUES, place = lane / LANES;
         // Rows at places that are AT_ONCE apart have a constant distance, too.
-        const int depth = (int)(threadIdx.x >> 5) * SPANS * SPAN + span * SPAN + row_at(place);
+        const int depth = first_depth() + span * SPAN + row_at(place);
         char* const to = memory + span % STAGED * SPAN_PITCH + place * ROW_PITCH + column * 2;
         constexpr bool ONE_SUM = (SUMS_ARE_GATES && HIDDEN == SIZE) || SPLIT == 4;  // the depth of the block is that of one sum, or can be treated so
         const Value* const first = matrix + ((long long)gate_of(first_sum, between) * SIZE + depth) * SIZE + column;
@@ -40,7 +40,7 @@ struct Staging {
 #pragma unroll
             for (int next = 0; next < COLUMNS; next += LANES * VALUES) {
                 if (next + LANES * VALUES > COLUMNS && next + column >= COLUMNS) continue;
-                const bool exists = ((SUMS_ARE_GATES && HIDDEN == SIZE && WARPS * SPANS * SPAN == WIDTH) || further < left) &&
+                const bool exists = ((SUMS_ARE_GATES && HIDDEN == SIZE && WHOLE_DEPTH) || further < left) &&
                                     (ONE_SUM || depth + further < WIDTH) && (SUMS_ARE_GATES || gate >= 0) && is_unit(first_unit + next + column);
                 copy(to + i * AT_ONCE * ROW_PITCH + next * 2, from + next, exists);
             }

@@ -2,8 +2,8 @@
 // rows in shared memory, from which all warps read them.
 //
 // TILES x 16 rows of weights are divided among TILE_GROUPS warpgroups, 64 rows each, the last of which may be zeros; the depth is
-// divided into PARTS slices. So a value has PARTS partial sums and not one for each warp, which is less to add up in shared
-// memory: with many batch rows that takes longer than the products. The tilings of tilings.py have one part. 16-bit formats only.
+// divided into PARTS slices. So a value has PARTS partial sums and not one for each warp, and a tensor core waits for no other
+// warp's sums. 16-bit formats only.
 #pragma once
 #include "factors.cuh"
 #include "warpgroup.cuh"
@@ -24,6 +24,9 @@ constexpr int COPIES = (ROWS * CHUNKS + SHARERS - 1) / SHARERS;  // of a thread
 
 __device__ __forceinline__ int own_part() { return (int)(threadIdx.x >> 5) / (TILE_GROUPS * 4); }
 __device__ __forceinline__ int own_tile() { return (int)(threadIdx.x >> 5) % (TILE_GROUPS * 4); }
+__device__ __forceinline__ int first_tile() { return own_tile(); }
+__device__ __forceinline__ int first_depth() { return own_part() * SLICE; }
+constexpr bool WHOLE_DEPTH = PARTS * SLICE == WIDTH;
 
 struct Weights {
     u32 held[PRODUCTS][4];
@@ -35,7 +38,7 @@ struct Scales {
 };
 
 // The index along the depth of the first value of a lane's 16 bytes of a row of weights.
-__device__ __forceinline__ int depth_of(int span) { return own_part() * SLICE + span * SPAN + (threadIdx.x & 3) * (SPAN / 4); }
+__device__ __forceinline__ int depth_of(int span) { return first_depth() + span * SPAN + (threadIdx.x & 3) * (SPAN / 4); }
 
 // Transposes a 4 x 4 matrix of words in four neighbouring lanes: lane j passes row j and receives column j.
 __device__ __forceinline__ uint4 transposed_words(uint4 own) {
@@ -70,6 +73,9 @@ __device__ __forceinline__ void load_weights(Weights& weights, uint4* room, Arri
     __syncthreads();
 }
 
+#ifndef UNROLLED
+#define UNROLLED 4
+#endif
 struct InFlight {};  // copies to shared memory take no registers
 
 // The thread's index among those that share a slice. The compiler must not compute all addresses of its copies before the first
@@ -101,13 +107,30 @@ __device__ __forceinline__ Item item_of(int sharer, int number) {
 
 // Loads begin when the last values of a step are there, in `finish_product`.
 template <class RowAt>
-__device__ __forceinline__ void begin_product(InFlight&, RowAt, int) {}
+__device__ __forceinline__ void begin_product(InFlight&, const Weights&, RowAt, int) {}
+
+// Waits for one of the values that each block stores last. The copies of the step, which begin then, find nearly all values
+// there; those that are missing are copied again.
+template <class RowAt>
+__device__ __forceinline__ void await_last_values(RowAt row_at, int step, Patience& patience) {
+    const int lane = threadIdx.x & 31, within = min((lane + 1) * UNITS, SLICE) - 4, depth = first_depth() + within;
+    const Row last = row_at(ROWS - 1, step);
+    const Value* const from = last.data - depth_of(0) + depth;
+    const bool waits = last.polled && lane * UNITS < SLICE && depth < WIDTH;
+    uint2 words = make_uint2(0, 0);
+    do {
+        if (waits) words = load_exchanged_word_pair(from);
+    } while (__any_sync(EVERY_LANE, is_unwritten(words)) && patience.is_left());
+}
 
 template <class RowAt>
 __device__ __forceinline__ void finish_product(InFlight&, const Weights& weights, RowAt row_at, int step, float* partial, Patience& patience, Scales&) {
     patience.polls = 0;
+#ifndef NO_GATE
+    await_last_values(row_at, step, patience);
+#endif
     const int first = own_sharer();
-#pragma unroll 4
+#pragma unroll UNROLLED
     for (int number = 0; number < COPIES; ++number) {
         const Item item = item_of(first, number);
         if (item.exists) item.begin(weights, row_at(item.row, step));
@@ -118,7 +141,7 @@ __device__ __forceinline__ void finish_product(InFlight&, const Weights& weights
         wait_for_copies<0>();
         missing = false;
         const int sharer = own_sharer();
-#pragma unroll 4
+#pragma unroll UNROLLED
         for (int number = 0; number < COPIES; ++number) {
             const Item item = item_of(sharer, number);
             if (!item.exists || !is_unwritten(load_shared(item.place(weights)))) continue;

@@ -20,8 +20,6 @@ _STAGING_BYTES = 80 * 1024  # of a block's weights at a time, unless its sums ta
 _UNITS = (8, 12, 16, 20, 24, 32)
 _ROWS = (8, 16, 24, 32, 48, 64)
 _WARPS = (4, 8, 16)
-_UNITS_OF_WARPGROUPS = range(192, 513)  # where their products took less time in the forward pass, as with so many rows:
-_ROWS_OF_WARPGROUPS = (24, 32, 48, 64)
 _ROWS_OF_STACKED = 3  # of blocks: two layers, and the products between them
 
 
@@ -45,8 +43,8 @@ class Tiling:
         one_row: Whether there is a single batch row in exact products: without tensor cores those are fewer.
         stacked: Whether `directions` are three others: a layer, the product with what it computes, the layer above it.
         cell_size: The memory for a cell that is not fused; None for a fused one.
-        warpgroups: Whether the product is that of warpgroup_product.cuh, in which warps share the rows of weights and
-            not the depth.
+        warpgroups: Whether warpgroups of four warps multiply (wgmma), with batch rows in shared memory; see
+            warpgroup_product.cuh.
     """
 
     hidden: int
@@ -84,6 +82,8 @@ class Tiling:
     @property
     def spans(self) -> int:
         """Spans of the depth that each warp takes."""
+        if self.warpgroups:
+            return math.ceil(self._slice * self.value_bytes / SPAN_BYTES)
         return math.ceil(self.depth * self.value_bytes / (SPAN_BYTES * self.warps))
 
     @property
@@ -95,13 +95,23 @@ class Tiling:
     def weight_registers(self) -> int:
         """Registers of a thread that hold weights."""
         if self.warpgroups:
-            return 4 * self._depth_steps
+            return self._slice // 4
         return self.resident * self.spans * self._fragments * 4
 
     @property
-    def _depth_steps(self) -> int:
-        # Products of a warpgroup, of 16 values along the depth each.
-        return math.ceil(self.depth / 16)
+    def tile_groups(self) -> int:
+        """Warpgroups beside each other along the rows of weights, 64 rows each."""
+        return math.ceil(self.tiles / 4)
+
+    @property
+    def parts(self) -> int:
+        """Partial sums of each value of the product."""
+        return self.warps // (4 * self.tile_groups) if self.warpgroups else self.warps
+
+    @property
+    def _slice(self) -> int:
+        # The depth of a part where warpgroups multiply.
+        return 16 * math.ceil(self.depth / (16 * self.parts))
 
     @property
     def _fragments(self) -> int:
@@ -112,8 +122,11 @@ class Tiling:
     def registers(self) -> int:
         """Estimated registers of a thread besides what is in flight: weights, sums, cells, and the rest."""
         if self.warpgroups:
-            # With many cells, the assembler computes their addresses again instead of spilling.
-            return self.weight_registers + 100
+            # The compiler computes values of many cells again instead of keeping them: up to eight cells of a thread in
+            # the forward pass, and four in the backward pass, spill at most 8 bytes beside 128 registers of weights.
+            many = 4 if self.backward else 8
+            others = 104 if self.backward else 100
+            return self.weight_registers + others + (12 * self.cells if self.cells > many else 0)
         # In flight and waiting, gates take twice as many in float32; scaled ones of several cells wait a step only.
         single = self.scaled and self.cells > 1
         cell = (17 if self.backward else 14 if single else 12) + (6 if self.value_bytes == 4 and not single else 0)
@@ -167,17 +180,18 @@ class Tiling:
 
     @property
     def _span_bytes(self) -> int:
-        return self.tiles * 1024 + 512
+        return (1 if self.warpgroups else self.tiles) * 1024 + 512
 
     @property
     def _sum_bytes(self) -> int:
-        parts = 1 if self.warpgroups else self.warps
-        return 2 * 4 * parts * self.rows * (self.tiles * 16 + 4)
+        if self.warpgroups:
+            return 2 * 4 * self.parts * self.rows * (self.tile_groups * 64 + 4)
+        return 2 * 4 * self.warps * self.rows * (self.tiles * 16 + 4)
 
     @property
     def _lent_bytes(self) -> int:
-        if self.warpgroups:  # batch rows instead of weights, in aligned panels of 64 values
-            return math.ceil(self.depth / 64) * self.rows * 128 + 1024
+        if self.warpgroups:  # batch rows, in panels of 64 values
+            return self.parts * math.ceil(self._slice / 64) * self.rows * 128 + 1024
         return (self.tiles - self.resident) * self.warps * self.spans * self._fragments * 512
 
     @property
@@ -197,9 +211,9 @@ class Tiling:
 
     @property
     def _polls(self) -> tuple[int, int]:
-        if self.warpgroups:
-            return 1, 1  # loads go to shared memory
         free, spans = (_register_limit(self.warps) - self.registers) // 4, self.spans
+        if self.warpgroups:
+            return 1, 1
         sizes = (size for size in (4, 3, 2) if spans % size == 0 or size < spans)
         chunk = next((size for size in sizes if free // size >= 2), 1)
         return chunk, max(1, min(4, 10 // chunk, free // chunk))
@@ -284,8 +298,8 @@ class Tiling:
     def ranking(self) -> str:
         """The name of the weights that rank such tilings."""
         number = "16-bit" if self.value_bytes == 2 else "exact" if self.exact else "TF32"
-        products = " by warpgroups" if self.warpgroups else ""
-        return f"persistent {'backward' if self.backward else 'forward'} {number}{products}"
+        way = " by warpgroups" if self.warpgroups else ""
+        return f"persistent {'backward' if self.backward else 'forward'} {number}{way}"
 
     @property
     def _poll_rounds(self) -> int:
@@ -308,20 +322,17 @@ def tiling(
     value_bytes: int = 2,
     exact: bool = False,
     cell_size: CellSize | None = None,
-    masked: bool = False,
 ) -> Tiling | None:
     """Return the tiling with the least predicted time, or None when the weights do not fit on the chip.
 
     Both directions go into one launch where there is room for them; otherwise `Tiling.directions` is 1 and they follow
-    each other. With `masked`, the tiling is for a cell with masks, which take registers that products by warpgroups
-    need for many cells.
+    each other.
     """
     return min(
         (
             candidate
             for together in sorted({1, directions})
             for candidate in candidates(hidden_size, batch, together, device, backward, value_bytes, exact, cell_size)
-            if not (masked and candidate.warpgroups)
         ),
         key=lambda candidate: candidate.step_clocks(device) * directions / candidate.directions,
         default=None,
@@ -335,7 +346,7 @@ def stacked_tiling(
     """Return the tiling of two stacked layers in one launch with the least predicted time; None if there is no room."""
     sizes = hidden_size, batch, _ROWS_OF_STACKED, device, backward, value_bytes, exact
     found = [dataclasses.replace(each, stacked=True) for each in candidates(*sizes) if not each.warpgroups]
-    return min(found, key=lambda candidate: candidate.step_clocks(device), default=None)
+    return min(found, key=lambda each: each.step_clocks(device), default=None)
 
 
 def candidates(
@@ -380,8 +391,8 @@ def _of_one_group(
         if _whole_tiles(cut):
             found += [placed for placed in _with_weights_placed(cut) if fits(placed, device)]
         if _has_warpgroups(cut, device):
-            by_warpgroups = dataclasses.replace(cut, resident=cut.tiles, warpgroups=True)
-            found += [by_warpgroups] if fits(by_warpgroups, device) else []
+            whole = dataclasses.replace(cut, resident=cut.tiles, warpgroups=True)
+            found += [whole] if fits(whole, device) else []
     return tuple(found)
 
 
@@ -401,12 +412,9 @@ def _with_weights_placed(cut: Tiling) -> list[Tiling]:
 
 
 def _has_warpgroups(cut: Tiling, device: Device) -> bool:
-    """Whether the product of a tiling can be computed by two warpgroups, and takes less time then."""
-    # wgmma is an instruction of this architecture alone. In backward passes, with more units and with fewer rows,
-    # products by warpgroups took more time (benchmarks/results/tilings.jsonl and warpgroups.jsonl).
-    possible = device.capability == (9, 0) and cut.value_bytes == 2 and not cut.backward and cut.cell_size is None
-    whole = (cut.units, cut.warps) == (32, 8) and cut.hidden in _UNITS_OF_WARPGROUPS
-    return possible and whole and cut.rows in _ROWS_OF_WARPGROUPS
+    # wgmma is an instruction of this architecture alone.
+    possible = device.capability == (9, 0) and cut.value_bytes == 2 and cut.cell_size is None
+    return possible and cut.warps % (4 * cut.tile_groups) == 0
 
 
 def _whole_tiles(cut: Tiling) -> bool:
@@ -429,10 +437,10 @@ def fits(cut: Tiling, device: Device) -> bool:
     # The pairs of four units each take the place of the partial sums of a step.
     if cut.cell_size and cut.cell_size.widest * cut.units // 2 > cut.warps * (cut.tiles * 16 + 4):
         return False
-    if cut.warpgroups:
-        return True
     # With fewer loads in flight a warp waits for memory once for each of them.
     chunk, ahead = cut._polls
+    if cut.warpgroups:
+        return True
     return ahead * chunk >= min(3, cut.spans * cut.rows // 8)
 
 
