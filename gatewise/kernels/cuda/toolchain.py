@@ -98,15 +98,20 @@ def source_text(source: Path, code: DeviceCode | None) -> str:
 
 
 def _core() -> ModuleType:
-    try:
-        import cuda.core as core
+    # A thread that imports the package while another one does can get it before it has its classes.
+    with _importing:
+        try:
+            import cuda.core as core
 
-        if not hasattr(core, "Program"):
-            # The module of the classes before cuda-core 1.0.
-            import cuda.core.experimental as core  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise MissingExtra.for_package("cuda-core", "Compiling CUDA kernels", "cuda") from error
-    return core
+            if not hasattr(core, "Program"):
+                # The module of the classes before cuda-core 1.0.
+                import cuda.core.experimental as core  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise MissingExtra.for_package("cuda-core", "Compiling CUDA kernels", "cuda") from error
+        return core
+
+
+_importing = threading.Lock()
 
 
 @functools.cache
