@@ -177,13 +177,24 @@ def lines(found: Sequence[Point]) -> list[str]:
 
 def record_line(record: Record) -> str:
     """Return a record as a line."""
-    numbers = {
-        field.name: getattr(record.device, field.name)
-        for field in dataclasses.fields(Device)
-        if field.init and not isinstance(getattr(record.device, field.name), bool)
-    }
+    numbers = numbers_of(record.device)
     fields = {name: getattr(record, name) for name in ("source", "commit", "date", "torch")}
     return json.dumps({"record": record.name, "device": numbers, **fields})
+
+
+def numbers_of(device: Device) -> dict[str, Any]:
+    """Return the numbers and the name of a device for a record."""
+    return {
+        field.name: getattr(device, field.name)
+        for field in dataclasses.fields(Device)
+        if field.init and not isinstance(getattr(device, field.name), bool)
+    }
+
+
+def device_of(numbers: dict[str, Any]) -> Device:
+    """Return the device of a record."""
+    rates = tuple((name, rate) for name, rate in numbers["matmul_rates"])
+    return Device(**{**numbers, "capability": tuple(numbers["capability"]), "matmul_rates": rates})
 
 
 def point_line(point: Point) -> str:
@@ -243,11 +254,8 @@ def _point(fields: dict[str, Any], record: Record) -> Point:
 
 
 def _record(fields: dict[str, Any]) -> Record:
-    numbers = dict(fields["device"])
-    numbers["capability"] = tuple(numbers["capability"])
-    numbers["matmul_rates"] = tuple((name, rate) for name, rate in numbers["matmul_rates"])
     texts = {name: fields[name] for name in ("source", "commit", "date", "torch")}
-    return Record(fields["record"], Device(**numbers), **texts)
+    return Record(fields["record"], device_of(fields["device"]), **texts)
 
 
 def _short(value: float) -> float | int:

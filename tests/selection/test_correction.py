@@ -10,8 +10,9 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels import ALL
 from gatewise.selection import points
-from gatewise.selection.correction import _fitted, _solved, settings_of
+from gatewise.selection.correction import _fitted, settings_of
 from gatewise.selection.features import features
+from gatewise.selection.gaussian_process import _solved
 
 DEVICE, PROBLEM = Device.named("h200"), Problem(20, 8, 64, 128, dtype=torch.bfloat16, needs_grad=True)
 
@@ -27,9 +28,9 @@ def test_systems_are_solved():
 def test_a_measured_training_call_is_predicted_from_the_others(kernel):
     process = _fitted(kernel.name, True, DEVICE.name).busy
     own = sum(point.kernel == kernel.name and point.problem.needs_grad for point in points.points(DEVICE.name))
-    noise = settings_of(kernel.name).noise ** 2 * np.eye(len(process._places))
-    inverse = np.linalg.inv(process._covariance(process._places) + noise)
-    ratios = np.exp(process._weights / inverse.diagonal())[:own]  # Rasmussen and Williams, equation 5.12
+    noise = settings_of(kernel.name).noise ** 2 * np.eye(len(process.places))
+    inverse = np.linalg.inv(process.covariance(process.places) + noise)
+    ratios = np.exp(process.weights / inverse.diagonal())[:own]  # Rasmussen and Williams, equation 5.12
     assert np.mean(abs(ratios - 1) <= 0.25) > 0.9
 
 
