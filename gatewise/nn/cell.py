@@ -71,16 +71,20 @@ class LSTMCell(nn.LSTMCell):
             check_pair(hx)
         check_step(input, hx, self.input_size, self.hidden_size, weights[0].dtype)
         if input.dim() == 2:
-            return self._step(input, hx, weights)
+            return _step(self, input, hx, weights)
         hx = None if hx is None else (hx[0].unsqueeze(0), hx[1].unsqueeze(0))
-        h, c = self._step(input.unsqueeze(0), hx, weights)
+        h, c = _step(self, input.unsqueeze(0), hx, weights)
         return h.squeeze(0), c.squeeze(0)
-
-    def _step(self, x: Tensor, state: tuple[Tensor, Tensor] | None, weights: tuple) -> tuple[Tensor, Tensor]:
-        if state is None:
-            zeros = x.new_zeros(x.shape[0], self.hidden_size)
-            state = (zeros, zeros)
-        return torch.lstm_cell(x, state, *weights)
 
     __prepare_scriptable__ = torchscript.scriptable
     _slow_forward = torchscript.traced
+
+
+# No method, because a class of a program that derives from torch.nn.LSTMCell may have a method of this name.
+def _step(
+    cell: LSTMCell, x: Tensor, state: tuple[Tensor, Tensor] | None, weights: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    if state is None:
+        zeros = x.new_zeros(x.shape[0], cell.hidden_size)
+        state = (zeros, zeros)
+    return torch.lstm_cell(x, state, *weights)

@@ -310,6 +310,30 @@ def test_a_subclass_with_its_own_forward():
         same(other(X), layer(X))
 
 
+@pytest.mark.parametrize("name", LAYERS | CELLS)
+def test_they_add_only_names_that_the_documentation_has(name):
+    """Any other name may be one of a class of a program that derives from PyTorch's."""
+    theirs, ours = twins(name)
+    documented = set() if name in CELLS else {"kernel", "memory", "weight_dropout", "reverse", "stream"}
+    assert {*dir(ours)} - {*dir(theirs)} == {"__prepare_scriptable__"} | documented
+
+
+class OwnStep(gatewise.LSTMCell):
+    """A cell of a program, with a method of a name that programs use."""
+
+    def _step(self, x, state):
+        return super().forward(x, state)
+
+    def forward(self, input, hx=None):
+        return self._step(2 * input, hx)
+
+
+def test_a_subclass_of_a_cell_with_its_own_step():
+    ours, theirs = OwnStep(3, 4), nn.LSTMCell(3, 4)
+    theirs.load_state_dict(ours.state_dict())
+    same(ours(X[0]), theirs(2 * X[0]))
+
+
 def program():
     """A program that builds its model when it is called, in the ways in which programs use `torch.nn`."""
 
