@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +107,22 @@ class GRU(nn.GRU):
             reverse,
         )
 
-    def forward(  # type: ignore[override]
+    # Which of the two kinds of output a call has follows from its input, as type checkers find it for PyTorch's layer.
+    @overload  # type: ignore[override]
+    def forward(
+        self,
+        input: Tensor,
+        hx: Tensor | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+        resets: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def forward(
+        self, input: PackedSequence, hx: Tensor | None = None, lengths: None = None, resets: None = None
+    ) -> tuple[PackedSequence, Tensor]: ...
+
+    def forward(
         self,
         input: Tensor | PackedSequence,
         hx: Tensor | None = None,

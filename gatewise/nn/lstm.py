@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 from torch import Tensor, nn
@@ -116,7 +117,22 @@ class LSTM(nn.LSTM):
             reverse,
         )
 
-    def forward(  # type: ignore[override]
+    # Which of the two kinds of output a call has follows from its input, as type checkers find it for PyTorch's layer.
+    @overload  # type: ignore[override]
+    def forward(
+        self,
+        input: Tensor,
+        hx: tuple[Tensor, Tensor] | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+        resets: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]: ...
+
+    @overload
+    def forward(
+        self, input: PackedSequence, hx: tuple[Tensor, Tensor] | None = None, lengths: None = None, resets: None = None
+    ) -> tuple[PackedSequence, tuple[Tensor, Tensor]]: ...
+
+    def forward(
         self,
         input: Tensor | PackedSequence,
         hx: tuple[Tensor, Tensor] | None = None,

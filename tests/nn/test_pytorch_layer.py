@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import get_args, get_overloads, get_type_hints
 
 import numpy as np
 import pytest
@@ -316,6 +317,14 @@ def test_they_add_only_names_that_the_documentation_has(name):
     theirs, ours = twins(name)
     documented = set() if name in CELLS else {"kernel", "memory", "weight_dropout", "reverse", "stream"}
     assert {*dir(ours)} - {*dir(theirs)} == {"__prepare_scriptable__"} | documented
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_type_of_the_output_is_that_of_the_input(name):
+    """So that programs which call `super().forward` are typed with gatewise's layers as with PyTorch's."""
+    forms = [get_type_hints(form) for form in get_overloads(LAYERS[name][1].forward)]
+    found = [(form["input"], get_args(form["return"])[0]) for form in forms]
+    assert found == [(torch.Tensor, torch.Tensor), (PackedSequence, PackedSequence)]
 
 
 class OwnStep(gatewise.LSTMCell):
