@@ -15,6 +15,7 @@ from torch import nn
 
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.nn.classes import MARK, OURS, THEIRS, accelerated_class, class_of_pytorch, original_class
+from gatewise.nn.pytorch_layer import OPTIONS
 from gatewise.nn.recurrent import Recurrent
 from gatewise.nn.recurrent_cell import RecurrentCell
 from gatewise.nn.torchscript import OPTIONS_MARK
@@ -22,9 +23,6 @@ from gatewise.nn.torchscript import OPTIONS_MARK
 Model = TypeVar("Model", bound=nn.Module)
 
 _COLUMNS = 80
-
-# The options of gatewise's layers that PyTorch's layers do not have.
-_OPTIONS = ("kernel", "memory", "weight_dropout", "reverse")
 
 # The methods that `forward` of PyTorch's layers calls, and that of gatewise's layers does not.
 _CALLED = (
@@ -132,7 +130,7 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
         else:
             module.__class__ = original
             vars(module).pop(MARK, None)
-            if any(name in vars(module) for name in _OPTIONS):  # they apply again after the next `accelerate`
+            if any(name in vars(module) for name in OPTIONS):  # they apply again after the next `accelerate`
                 setattr(module, OPTIONS_MARK, True)
             done.append(f"{_where(names)}: becomes torch.nn.{_name(module)} again")
     if left:
@@ -243,7 +241,7 @@ def _taken(module: nn.Module, ours: type[nn.Module]) -> list[str]:
     """Return the options of gatewise's class under whose names a module has attributes of its own."""
     if OPTIONS_MARK in vars(module):
         return []
-    options = [name for name in _OPTIONS if hasattr(ours, name)]
+    options = [name for name in OPTIONS if hasattr(ours, name)]
     return [name for name in options if hasattr(type(module), name) or hasattr(module, name)]
 
 

@@ -15,10 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gatewise.contract.errors import ShapeError, sentence
+from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.nn.arguments import check_layer_options, check_rate, checked_sizes, warn_of_idle_dropout
 from gatewise.nn.flat_weights import flatten
+
+OPTIONS = ("kernel", "memory", "weight_dropout", "reverse")
+"""The options of gatewise's layers that PyTorch's layers do not have."""
+
+_GIVEN = "_given_to_gatewise"
+"""The attribute of a layer of a subclass with the options that its results depend on, as its constructor got them."""
+
+_OTHERWISE = "make the model with PyTorch's layers and call gatewise.accelerate, which leaves such layers as they are."
 
 
 def initialise(
@@ -60,9 +68,13 @@ def initialise(
         reverse: Whether the layers read each sequence from its last step to its first.
 
     Raises:
-        ArgumentError: An argument has a wrong type or is out of range.
+        ArgumentError: An argument has a wrong type or is out of range, or the class of the layer is a subclass with an
+            attribute of its own that is named as an option is.
         KernelRefused: No kernel is named `kernel`.
     """
+    derived = not _is_ours(type(layer))
+    if derived:
+        _check_names(type(layer))
     sizes = checked_sizes(input_size, hidden_size, num_layers, proj_size)
     check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory, reverse)
     rate = check_rate("weight_dropout", weight_dropout)
@@ -82,6 +94,52 @@ def initialise(
     )
     layer.dropout = float(dropout)  # afterwards, because PyTorch would warn of idle dropout too
     layer.kernel, layer.memory, layer.weight_dropout, layer.reverse = kernel, memory, rate, reverse
+    if derived:
+        setattr(layer, _GIVEN, (rate, reverse))
+
+
+def check_options_were_given(layer: Any) -> None:
+    """Check that options on which results depend were not assigned to a layer of a subclass after its constructor.
+
+    A class that was written for PyTorch's layer may have an attribute of its own named `reverse`, and flip the sequence
+    itself. The layer would flip it back.
+
+    Args:
+        layer: The layer.
+
+    Raises:
+        ArgumentError: `weight_dropout` or `reverse` is set, and was not when the constructor returned.
+    """
+    given = getattr(layer, _GIVEN, None)
+    if given is None:
+        return
+    for name, before in zip(OPTIONS[2:], given, strict=True):
+        value = getattr(layer, name)
+        if value and not before:
+            kind = type(layer)
+            expectation = (
+                f"an argument of the constructor of gatewise.{_ours(kind).__name__} in a class derived from it"
+            )
+            advice = f"If it is an attribute of {kind.__name__} itself, rename it, or {_OTHERWISE}"
+            raise ArgumentError(sentence(name, expectation, f"{value!r}, assigned later", advice))
+
+
+def _check_names(kind: type) -> None:
+    between = kind.__mro__[: kind.__mro__.index(_ours(kind))]
+    for name in OPTIONS:
+        if any(name in vars(each) for each in between):
+            expectation = f"left to gatewise.{_ours(kind).__name__}, which has an option of this name"
+            raise ArgumentError(
+                sentence(name, expectation, f"an attribute of the class {kind.__name__}", f"Rename it, or {_OTHERWISE}")
+            )
+
+
+def _ours(kind: type) -> type:
+    return next(each for each in kind.__mro__ if _is_ours(each))
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith("gatewise.nn.")
 
 
 def weights_of(layer: Any) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from gatewise.contract.errors import ShapeError, sentence
 from gatewise.functional.differentiable import recurrent
 from gatewise.nn.arguments import check_state, check_step
-from gatewise.nn.pytorch_layer import weights_of, weights_of_cell
+from gatewise.nn.pytorch_layer import check_options_were_given, weights_of, weights_of_cell
 from gatewise.nn.sequences import run_one, run_packed, time_first
 from gatewise.nn.symbolic import recorded
 from gatewise.nn.weight_dropout import with_dropped_weights
@@ -67,6 +67,8 @@ def _run(
 ) -> tuple[Tensor, tuple[Tensor]]:
     if states is not None and states[0].dim() != 3:
         raise ShapeError(sentence("hx", "a state of [L*D, B, H]", list(states[0].shape)))
+    if layer.reverse or layer.weight_dropout:
+        check_options_were_given(layer)
     weights = weights_of(layer)
     if layer.weight_dropout and layer.training:
         weights = with_dropped_weights(weights, len(layer._all_weights[0]), layer.weight_dropout)

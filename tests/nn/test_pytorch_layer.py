@@ -343,6 +343,43 @@ def test_a_subclass_of_a_cell_with_its_own_step():
     same(ours(X[0]), theirs(2 * X[0]))
 
 
+class Flipping(gatewise.LSTM):
+    """A layer of a program with an attribute that is named as an option of gatewise's layers is."""
+
+    def __init__(self, *sizes, reverse=False):
+        super().__init__(*sizes)
+        self.reverse = reverse
+
+    def forward(self, x, hx=None):
+        y, state = super().forward(x.flip(0) if self.reverse else x, hx)
+        return y.flip(0) if self.reverse else y, state
+
+
+def test_an_option_is_not_taken_from_an_attribute_of_a_subclass():
+    same(Flipping(3, 4)(X)[0].shape, torch.Size([5, 4, 4]))
+    for layer in (Flipping(3, 4, reverse=True), pickle.loads(pickle.dumps(Flipping(3, 4, reverse=True)))):
+        with pytest.raises(gatewise.ArgumentError, match=r"`reverse` must be an argument of the constructor of .*LSTM"):
+            layer(X)
+
+
+@pytest.mark.parametrize("kind", [gatewise.LSTM, gatewise.GRU, gatewise.RNN])
+def test_options_may_be_assigned_to_layers_and_given_to_subclasses(kind):
+    layer, given = kind(3, 4), type("Derived", (kind,), {})(3, 4, reverse=True, weight_dropout=0.5)
+    given.load_state_dict(layer.state_dict())
+    layer.reverse, given.weight_dropout = True, 0.0
+    same(given(X), layer(X))
+    given.reverse, given.weight_dropout = False, 0.25
+    assert given(X)[0].shape == (5, 4, 4)
+
+
+@pytest.mark.parametrize("name", ["kernel", "memory", "weight_dropout", "reverse"])
+@pytest.mark.parametrize("kind", [gatewise.LSTM, gatewise.GRU, gatewise.RNN])
+def test_a_class_with_an_attribute_that_is_named_as_an_option_is_refused(kind, name):
+    derived = type("Derived", (kind,), {name: property(lambda self: 0)})
+    with pytest.raises(gatewise.ArgumentError, match=rf"`{name}` must be left to gatewise\.{kind.__name__}.*Rename it"):
+        derived(3, 4)
+
+
 def program():
     """A program that builds its model when it is called, in the ways in which programs use `torch.nn`."""
 
