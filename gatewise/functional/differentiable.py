@@ -190,7 +190,8 @@ def recurrent(
             try:
                 found = execute(x, state, flat, *options, cell, resets)
             except TypeError:  # symbols, as `make_fx` has for sizes, are no key of a plan
-                shapes = itertools.chain.from_iterable(tensor.shape for tensor in (x, *(state or ()), *flat))
+                given = (x, *(state or ()), *flat)
+                shapes = itertools.chain.from_iterable(each.shape for each in given if each is not None)
                 if not any(isinstance(size, torch.SymInt) for size in shapes):
                     raise
                 found = traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)

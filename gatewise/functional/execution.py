@@ -24,7 +24,7 @@ from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
-from gatewise.functional.arguments import check_options
+from gatewise.functional.arguments import check_options, check_tensors
 from gatewise.functional.batched_gradients import one_by_one
 from gatewise.functional.initial_states import initial_states
 from gatewise.functional.lengths import bounded, checked_batch_sizes, checked_lengths, read_lengths
@@ -194,6 +194,9 @@ def _planned(
             settings,
             particulars,
         )
+    except AttributeError:  # of a weight that is None
+        check_tensors(x, None, flat)
+        raise
     except TypeError:  # an option that cannot be hashed
         check_options(bidirectional, dropout, memory)
         check_memory_budget(None if particulars is None else particulars.memory_budget)

@@ -145,7 +145,11 @@ def _read(
     per_layer = per_direction * (1 + bidirectional)
     if len(flat) % per_layer:
         expectation = f"a multiple of {per_layer} tensors ({per_direction} per direction)"
-        raise ShapeError(sentence("weights", expectation, len(flat), "Check `bidirectional`."))
+        advice = "Check `bidirectional`."
+        if projected:
+            columns = f"Check `bidirectional`, and w_hh, whose {state_size} columns are R with a projection"
+            advice = f"{columns}; without one there are H = {hidden_size}."
+        raise ShapeError(sentence("weights", expectation, len(flat), advice))
     found = Structure(
         input_size=first.shape[1],
         hidden_size=hidden_size,

@@ -142,6 +142,20 @@ def test_a_weight_that_no_longer_fits_is_refused(twins):
         ours(example())
 
 
+def test_recurrent_weights_of_another_width_are_named():
+    ours = gatewise.GRU(3, 4)
+    ours.weight_hh_l0 = torch.nn.Parameter(torch.zeros(12, 5))
+    with pytest.raises(gatewise.ShapeError, match=r"w_hh, whose 5 columns are R .* without one there are H = 4"):
+        ours(torch.zeros(5, 2, 3))
+
+
+def test_a_weight_that_is_none_is_named(twins):
+    _, ours = twins
+    ours.bias_hh_l0 = None
+    with pytest.raises(gatewise.ArgumentError, match=r"`weights\[3\]` must be a tensor, got None"):
+        ours(example())
+
+
 def test_training_and_evaluation(twins):
     _, ours = twins
     torch.manual_seed(0)
