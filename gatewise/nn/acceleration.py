@@ -219,6 +219,10 @@ def _obstacle(module: nn.Module) -> str:
     if taken:
         names, options = " and ".join(taken), "which are options" if len(taken) > 1 else "which is an option"
         return f"has attributes of its own named {names}, {options} of gatewise's layers"
+    # Unlike other attributes, these are looked up after the methods of the class.
+    held = module._modules, module._parameters, module._buffers
+    if isinstance(module, nn.RNNBase) and any("stream" in each for each in held):
+        return "has a module, parameter or buffer named stream, which is a method of gatewise's layers"
     try:
         accelerated_class(kind)
     except Exception as error:  # noqa: BLE001 - whatever the program's metaclass or __init_subclass__ raises

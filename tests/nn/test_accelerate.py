@@ -238,9 +238,16 @@ def with_buffer():
     return layer
 
 
+def with_module():
+    layer = nn.GRU(3, 4)
+    layer.stream = nn.Linear(3, 3)
+    return layer
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
+        (with_module, "has a module, parameter or buffer named stream, which is a method of gatewise's layers"),
         (lambda: WithProperty(3, 4), "has attributes of its own named kernel, which is an option of gatewise's layers"),
         (with_buffer, "has attributes of its own named memory and weight_dropout, which are options of gatewise's"),
     ],
@@ -257,6 +264,7 @@ def test_attributes_that_are_named_as_options_are_left_alone(make, reason):
 def test_a_cell_may_have_attributes_that_are_options_of_layers_only():
     cell = nn.GRUCell(3, 4)
     cell.memory = "its own"
+    cell.stream = nn.Linear(3, 3)
     assert type(accelerate(cell, verbose=False)) is GRUCell
 
 
