@@ -277,7 +277,7 @@ _FORWARD = (
 )
 _MARKS: dict[str, tuple[tuple[Callable[[str, str, str], str], str, str], ...]] = {
     "forward": (
-        (_after, _PRODUCT.format("own_part()"), "product"),
+        (_after, _PRODUCT.format("part"), "product"),
         _BARRIER,
         (_before, _OUTPUT, "cells"),
         *_FORWARD,

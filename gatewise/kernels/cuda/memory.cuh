@@ -21,11 +21,16 @@ __device__ __forceinline__ uint4 load_within(const Element* row, int k, int size
 
 __device__ __forceinline__ u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
-// Begins to copy BYTES (4, 8 or 16) to shared memory, or zeros if not `exists`.
+// Begins to copy 16 bytes to an address in shared memory, or zeros if not `exists`.
+__device__ __forceinline__ void begin_copy(u32 to, const void* from, bool exists) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
+}
+
+// The same for BYTES (4, 8 or 16).
 template <int BYTES>
 __device__ __forceinline__ void begin_copy(char* to, const void* from, bool exists) {
     if constexpr (BYTES == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(exists ? 16 : 0) : "memory");
+        begin_copy(shared_address(to), from, exists);
     } else {
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(exists ? BYTES : 0) : "memory");
     }

@@ -28,11 +28,6 @@ __device__ __forceinline__ uint4 load_shared(u32 from) {
     return words;
 }
 
-// Begins to copy 16 bytes from the second-level cache to shared memory, or zeros if not `wanted`.
-__device__ __forceinline__ void begin_copy(u32 to, const void* from, bool wanted) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted ? 16 : 0) : "memory");
-}
-
 // Makes this thread's stores to shared memory visible to the products that follow a barrier.
 __device__ __forceinline__ void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
     __shared__ float4 biases[UNITS];
     float* const partials = (float*)shared;  // [2, PARTS, ROWS, PARTIAL_STRIDE]
     uint4* const lent = (uint4*)(partials + 2 * PARTS * PARTIAL_FLOATS);
-    const int lane = threadIdx.x & 31;
+    const int part = own_part(), lane = threadIdx.x & 31;
     const int first_unit = blockIdx.x * UNITS;
 #if STACKED
     const int direction = (blockIdx.z + 1) / 2;  // the layer; for the blocks between the layers, the second one
@@ -211,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 input[cell] = gathered(input[cell]);
             }
 #endif
-            finish_product(words, weights, row_at, step, sums + own_part() * PARTIAL_FLOATS, patience, scales);
+            finish_product(words, weights, row_at, step, sums + part * PARTIAL_FLOATS, patience, scales);
             if (between) begin_product(words, row_at, step + 1);  // these loads delay no other block
             __syncthreads();
             if (between) {
