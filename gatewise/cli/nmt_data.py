@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from gatewise.cli.nmt_recipe import PairOptions
+from gatewise.cli.option_names import naming
 from gatewise.contract.errors import ArgumentError, CorpusError, sentence
 from gatewise.data import (
     FilterReport,
@@ -126,7 +127,8 @@ def _texts(options: PairOptions) -> tuple[str, dict[str, ParallelText]]:
         files = {key: str(Path(options.folder, f"{split}.{languages[side]}")) for key, (split, side) in parts.items()}
         given = keys
     if not given:
-        pairs = phrases(options.source_language, options.target_language, options.phrases, options.division_seed)
+        with naming({"source": "source_language", "target": "target_language", "count": "phrases"}):
+            pairs = phrases(options.source_language, options.target_language, options.phrases, options.division_seed)
     elif given == keys:
         texts = {split: read_parallel(files[f"{split}_source"], files[f"{split}_target"]) for split in SPLITS}
         return texts["train"].name, texts

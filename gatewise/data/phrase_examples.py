@@ -70,9 +70,8 @@ def phrases(source: str = "de", target: str = "en", count: int = 20_000, seed: i
             break
     kept = [(phrase, translation) for phrase, translation in drawn.items() if translation is not None]
     if len(kept) < count:
-        raise CorpusError(
-            f"there are only about {len(kept):,} different phrases, {count:,} were requested. Request fewer."
-        )
+        expectation = f"at most the number of different phrases, about {len(kept):,}"
+        raise CorpusError(sentence("count", expectation, f"{count:,}"))
     name = f"dates and amounts, {source} to {target}"
     return ParallelText(name, tuple(pair[0] for pair in kept), tuple(pair[1] for pair in kept))
 

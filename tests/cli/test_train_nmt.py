@@ -17,7 +17,7 @@ import torch
 from gatewise.cli import nmt_data
 from gatewise.cli.bench_quality import quality_record
 from gatewise.cli.saved_translator import Translator
-from gatewise.data import PairBatches
+from gatewise.data import PairBatches, phrase_examples
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
 from tests.programs import Program, together
@@ -314,10 +314,18 @@ def test_options_that_make_no_sense_are_refused(gatewise, small, options, messag
     assert message in answer.err
 
 
-def test_an_unknown_language_is_refused(gatewise):
-    answer = gatewise("train", "nmt", "--from", "xx")
+@pytest.mark.parametrize("option", ["--from", "--to"])
+def test_an_unknown_language_is_refused(gatewise, option):
+    answer = gatewise("train", "nmt", option, "xx")
     assert answer.status == 1
-    assert "must be a locale" in answer.err
+    assert f"`{option}` must be a locale" in answer.err
+
+
+def test_more_phrases_than_there_are_is_refused(gatewise, monkeypatch):
+    monkeypatch.setattr(phrase_examples, "_DRAWS_PER_PAIR", 1)
+    answer = gatewise("train", "nmt", "--set", "phrases=2000")
+    assert answer.status == 1
+    assert "`--set data.phrases` must be at most the number of different phrases" in answer.err
 
 
 def test_a_run_without_its_vocabularies_or_of_other_text_does_not_go_on(gatewise, small, files):
