@@ -28,15 +28,19 @@ def kernel_names() -> tuple[str, ...]:
     return tuple(_BY_NAME)
 
 
-def kernel_named(name: str) -> Kernel:
+def kernel_named(name: str, argument: str = "kernel") -> Kernel:
     """Return a kernel by its name.
+
+    Args:
+        name: The name.
+        argument: The argument that has the name, for the error.
 
     Raises:
         KernelRefused: No kernel has that name.
     """
     if not isinstance(name, str) or name not in _BY_NAME:
         known = ", ".join(map(repr, (AUTO, *_BY_NAME)))
-        raise KernelRefused(sentence("kernel", f"one of {known}", repr(name)))
+        raise KernelRefused(sentence(argument, f"one of {known}", repr(name)))
     return _BY_NAME[name]
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from gatewise import feeding
+from gatewise.attention import Score
+from gatewise.attention.choice import AUTO, kernel_named
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.models.chunked_softmax import weighted_token_loss
 from gatewise.models.locked_dropout import with_dropped_words
@@ -100,8 +102,9 @@ class Seq2Seq(nn.Module):
 
     Raises:
         ArgumentError: A size is not positive, `hidden_size` is odd, a probability is outside [0, 1), `weight_dropout`
-            is not 0 with input feeding, `score` or `tied` is unknown, or `tied` is ``"all"`` with vocabularies of
-            different sizes.
+            is not 0 with input feeding, `score` or `tied` is unknown, `attention_layer_norm` is not for the score, or
+            `tied` is ``"all"`` with vocabularies of different sizes.
+        KernelRefused: `kernel` or `attention_kernel` is unknown.
 
     References:
         Bahdanau, Cho, Bengio: Neural Machine Translation by Jointly Learning to Align and Translate, 2015.
@@ -169,6 +172,11 @@ class Seq2Seq(nn.Module):
         if tied == "all" and source_size != target_size:
             advice = f"Use a joint vocabulary: the sizes are {source_size:,} and {target_size:,} tokens."
             raise ArgumentError(sentence("tied", "none or target for separate vocabularies", repr(tied), advice))
+        # `Attention` checks these too, but under names of its own.
+        if attention_kernel != AUTO:
+            kernel_named(attention_kernel, "attention_kernel")
+        if attention_layer_norm and score in {each.value for each in Score if each is not Score.ADDITIVE}:
+            raise ArgumentError(sentence("attention_layer_norm", f"False for the {score} score", "True"))
         self.decoder_layers, self.hidden_size = decoder_layers, hidden_size
         self.input_feeding, self.label_smoothing, self.padding = input_feeding, label_smoothing, padding
         self.word_dropout, self.output_rows, self.recompute_gates = word_dropout, 0, False

@@ -299,6 +299,11 @@ def test_a_pair_that_is_too_long_for_any_batch_is_named(gatewise, small, files, 
     [
         (["--valid-source", "x"], "no `--valid-target`"),
         (["--tied", "all"], "`--tied` must be none or target"),
+        (["--attention-kernel", "fastest"], "`--attention-kernel` must be one of 'auto', 'fused'"),
+        (
+            ["--set", "attention_layer_norm=true", "--score", "dot"],
+            "`--set model.attention_layer_norm` must be False for the dot score, got True.",
+        ),
         (["--hidden-size", 7], "`--hidden-size` must be even"),
         (["--vocabulary", "both"], "one of joint, separate"),
         (["--beam-size", 0], "`--beam-size` must be"),
