@@ -91,7 +91,7 @@ def convert(
     options = {"pair": pair, "stack": stack, "forget_bias": forget_bias, "heads": heads}
     if not overwrite:
         _refuse_existing(source, target)
-    with naming({"the target": "TARGET", "the source": "SOURCE"}):
+    with naming({"the target": "TARGET", "the source": "SOURCE", "layers": "--layer"}):
         done = convert_file(source, target, source_layout, target_layout, layers=layer or (), **options)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for found in done.stacks:
@@ -100,7 +100,8 @@ def convert(
     if done.left:
         shown = ", ".join(done.left[:3]) + (", ..." if len(done.left) > 3 else "")
         console.print(
-            f"Left out, in no {known.layer} of the layout {source_layout}: {len(done.left)} tensors ({shown})",
+            f"Left out, in no {known.layer} of the layout {source_layout}: "
+            f"{len(done.left)} tensor{'' if len(done.left) == 1 else 's'} ({shown})",
             markup=False,
         )
     if len(done.stacks) > 1 and known.in_stacks:

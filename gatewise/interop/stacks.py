@@ -74,6 +74,8 @@ def selected(stacks: Sequence[Stack], names: Sequence[str]) -> tuple[Stack, ...]
     """
     known = {"/".join(stack.place): stack for stack in stacks} | {stack.name: stack for stack in stacks}
     for name in names:
+        if name not in known and not any(known):
+            raise ArgumentError(sentence("layer", "left out for a file whose only layer has no name", repr(name)))
         if name not in known:
             listed = ", ".join(repr(stack.name) for stack in stacks)
             raise ArgumentError(sentence("layer", f"one of {listed}", repr(name)))

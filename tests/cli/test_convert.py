@@ -84,7 +84,7 @@ def test_rnns_are_named_in_the_report(gatewise, tmp_path):
     safetensors.save_file(model, "model.safetensors")
     lines = gatewise("convert", "model.safetensors", "rnn.npz", "--from", "torch-rnn").out.splitlines()
     assert lines[2:4] == [
-        "Left out, in no RNN of the layout torch-rnn: 1 tensors (head.weight)",
+        "Left out, in no RNN of the layout torch-rnn: 1 tensor (head.weight)",
         "These are separate RNNs. --stack combines them into one.",
     ]
 
@@ -121,11 +121,16 @@ def test_the_layouts_are_listed(gatewise):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["lstm.safetensors", "x.npz", "--from", "caffe"], "`layout` must be one of torch, keras,"),
+        (["lstm.safetensors", "x.npz", "--from", "caffe"], "`--from` must be one of torch, keras,"),
+        (["lstm.safetensors", "x.npz", "--from", "torch", "--to", "caffe"], "`--to` must be one of torch, keras,"),
+        (
+            ["lstm.safetensors", "x.npz", "--from", "torch", "--pair"],
+            "`--layer` must be an even number of one direction",
+        ),
         (["none.npz", "x.npz", "--from", "keras"], "none.npz cannot be read: No such file"),
         (["lstm.safetensors", "x.onnx", "--from", "torch"], "`the file` must be one of .safetensors,"),
         (["lstm.safetensors", "x.npz", "--from", "keras"], "The names are those of the layout torch"),
-        (["lstm.safetensors", "x.npz", "--from", "torch", "--layer", "a"], "`--layer` must be one of"),
+        (["lstm.safetensors", "x.npz", "--from", "torch", "--layer", "a"], "`--layer` must be left out for a file"),
         (["lstm.safetensors", "x.npz", "--from", "torch", "--to", "flax-gru"], "must be that of an LSTM as the source"),
         (["lstm.safetensors", "x.npz", "--from", "torch-gru"], "The names are those of the layout torch"),
     ],
