@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gatewise.cli.classifier_data import batches_of, check_features, files_of, material_of, reading, targets_of
+from gatewise.cli.classifier_recipe import ClassifierRecipe
 from gatewise.cli.classifier_scores import (
     main_score,
     plot_predictions,
@@ -16,6 +17,8 @@ from gatewise.cli.classifier_scores import (
     scores_of,
     write_predictions,
 )
+from gatewise.cli.option_names import naming
+from gatewise.cli.recipe_options import option_names
 from gatewise.cli.saved_classifier import SavedClassifier, load_classifier
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.data import Sequences, read_sequences
@@ -97,6 +100,9 @@ def _sequences(saved: SavedClassifier, data: Path | None, labels: bool) -> Seque
     columns = saved.data.columns if data.suffix.lower() == ".npz" else reading(saved.data, saved.features)
     if not labels:
         columns = dataclasses.replace(columns, label="")
-    sequences = read_sequences(data, columns, numbers=saved.data.numbers)
+    # The columns were named when the classifier was trained, and `evaluate` has no options for them.
+    names = {field: f"gatewise train classify {option}" for field, option in option_names(ClassifierRecipe()).items()}
+    with naming(names):
+        sequences = read_sequences(data, columns, numbers=saved.data.numbers)
     check_features(sequences, saved.features)
     return sequences

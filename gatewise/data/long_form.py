@@ -48,8 +48,8 @@ class Columns:
         for option, name in (*named.items(), *(("features", feature) for feature in self.features)):
             if name and name not in header:
                 raise DataError(
-                    f"{path} has no column {name!r}; its columns are {', '.join(header)}. Name the right one by "
-                    f"`{option}`."
+                    f"{path} has no column {name!r}; its columns are {', '.join(map(repr, header))}. Rename the right "
+                    f"one in the file, or name it by `{option}`."
                 )
         features = list(self.features) or [name for name in header if name not in named.values()]
         if not features:

@@ -165,7 +165,11 @@ def test_a_named_kernel_computes_the_same(gatewise, run, tmp_path):
             ["--checkpoint", "run", "--data", "wild.csv"],
             "the label 'sideways' was not seen in training; known are down, up",
         ),
-        (["--checkpoint", "run", "--data", "other.csv"], "has no column 'x'"),
+        (
+            ["--checkpoint", "run", "--data", "other.csv"],
+            "has no column 'x'; its columns are 'sequence', 'time', 'z', 'label', 'level'. Rename the right one in the "
+            "file, or name it by `gatewise train classify --feature`.",
+        ),
         (["--checkpoint", "run", "--data", "wide.npz"], "has 2 features per step, the training sequences have 1"),
         (["--checkpoint", "run", "--no-labels"], "`--no-labels` must be given with `--data` and `--predictions`"),
         (["--checkpoint", "run", "--plot", "absent/plot.png"], "`--plot` must be in a folder that exists"),

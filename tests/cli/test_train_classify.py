@@ -309,7 +309,7 @@ def timeless(entries):
     [
         (["--data", "absent.csv"], "does not exist"),
         (["--data", "waves.txt"], "must end in one of .csv, .parquet, .npz"),
-        (["--feature", "z"], "has no column 'z'; its columns are sequence, time, x, noise, label, parity, level"),
+        (["--feature", "z"], "has no column 'z'; its columns are 'sequence', 'time', 'x', 'noise', 'label'"),
         (["--label-column", "sort"], "has no column 'sort'"),
         (["--label-column", "x"], "the sequence 's0' has the label"),
         (["--label-column", ""], "`--label-column` must be the name of a column"),

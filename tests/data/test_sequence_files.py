@@ -152,7 +152,7 @@ BAD = {
     ),
     "no label": (GOOD.replace("-1.5,down", "-1.5,"), "row 5: there is no label. Fill it in."),
     "no sequence": (GOOD.replace("b,1", ",1"), "row 4: 'sequence' is empty. Fill in its sequence."),
-    "no such column": (GOOD.replace("label", "kind"), "has no column 'label'; its columns are sequence, time, x, y, k"),
+    "no such column": (GOOD.replace("label", "kind"), "has no column 'label'; its columns are 'sequence', 'time', 'x'"),
     "a column twice": (GOOD.replace("x,y", "x,x"), "has two columns named 'x'. Rename one"),
     "no features": ("sequence,time,label\na,1,p\n", "has no columns beside sequence, time, label."),
     "not UTF-8": (GOOD.replace("up", "\xfc").encode("latin1"), "is not UTF-8. Convert it first"),
