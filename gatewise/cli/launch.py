@@ -44,7 +44,7 @@ class Task:
         defaults: The recipe for a run without options.
         run: The function that trains as a recipe says in a folder, or resumes the run there.
         section: The section of the recipe that names the training data.
-        paths: The keys of the section that are paths.
+        paths: The keys of the section that are paths; the first one alone, or all others, name the data.
         named: The names of built-in data, which are not paths.
         files: The files that a run of this command writes in addition to `_FILES`, as attributes of `RunFolder`.
         advice: The advice in the error for too little memory.
@@ -160,7 +160,17 @@ class _Request:
 
     def changed(self, recipe: Any) -> Any:
         """Return a recipe with the options and settings, and with absolute paths."""
-        return _with_absolute_paths(self.task, overridden(overridden(recipe, self.options), self.settings))
+        given = self._without_other_data(recipe)
+        return _with_absolute_paths(self.task, overridden(overridden(given, self.options), self.settings))
+
+    def _without_other_data(self, recipe: Any) -> Any:
+        """Return a recipe without the data that it names in another way than the options and settings."""
+        one, *others = self.task.paths
+        given = {key.rpartition(".")[2] for key in (*self.options, *self.settings)}
+        replaced = others if one in given else [one] if given & {*others} else []
+        defaults, options = (getattr(each, self.task.section) for each in (self.task.defaults, recipe))
+        values = {name: getattr(defaults, name) for name in replaced}
+        return dataclasses.replace(recipe, **{self.task.section: dataclasses.replace(options, **values)})
 
 
 @contextlib.contextmanager

@@ -124,6 +124,17 @@ def test_three_files_are_read_as_they_are(gatewise, small, text, tmp_path):
     assert "`--train`, `--valid`, `--test` must be three files, got only `--train`" in answer.err
 
 
+def test_one_file_replaces_the_three_of_a_recipe_and_the_reverse(gatewise, small, text, tmp_path):
+    other = [word for split in ("train", "valid", "test") for word in ("--set", f"{split}={text}")]
+    (tmp_path / "three.toml").write_text('[text]\ntrain = "a"\nvalid = "b"\ntest = "c"\n')
+    (tmp_path / "one.toml").write_text('[text]\nsource = "a"\n')
+    without = small[: small.index("--text")] + small[small.index("--text") + 2 :]
+    for recipe, words in (("three", ["--text", text]), ("three", ["--set", f"source={text}"]), ("one", other)):
+        answer = gatewise("train", "lm", "--recipe", f"{recipe}.toml", *without, *words, "--epochs", 1)
+        assert answer.status == 0, answer.err
+        assert "cats.txt" in answer.out
+
+
 def test_a_recipe_can_be_overridden(gatewise, small, tmp_path):
     (tmp_path / "mine.toml").write_text('name = "mine"\n[model]\nhidden_size = 4\n[training]\nepochs = 1\n')
     answer = gatewise(

@@ -370,6 +370,16 @@ def test_a_run_that_was_killed_goes_on(gatewise, small, tmp_path):
     assert same(weights("whole"), weights("killed"))
 
 
+def test_files_replace_the_folder_of_a_recipe_and_the_reverse(gatewise, small, tmp_path):
+    (tmp_path / "folder.toml").write_text('[data]\nfolder = "absent"\n')
+    answer = gatewise("train", "nmt", "--recipe", "folder.toml", *small, "--epochs", 1)
+    assert answer.status == 0, answer.err
+    (tmp_path / "files.toml").write_text('[data]\ntrain_source = "a"\ntrain_target = "b"\n')
+    answer = gatewise("train", "nmt", "--recipe", "files.toml", "--data", "absent")
+    assert "there is no text file" in answer.err
+    assert "absent/train.de" in answer.err
+
+
 def test_a_folder_holds_all_six_files_by_language(gatewise, small, tmp_path):
     folder = tmp_path / "pairs"
     folder.mkdir()
