@@ -68,7 +68,9 @@ def explain_nmt(
       gatewise explain nmt --recipe phrases --batch 30
       gatewise explain nmt --lengths 100,100 --batch 256 --memory-budget 8GB
     """  # noqa: D301 - \b keeps the lines of the examples apart
-    asked = read_recipe(recipe_path("nmt", recipe), TranslationRecipe()) if recipe else TranslationRecipe()
+    asked = TranslationRecipe()
+    if recipe is not None:
+        asked = read_recipe(recipe_path("nmt", recipe), asked)
     asked = overridden(overridden(asked, given), parse_settings(settings or []))
     # Including the tokens for padding, beginning and end.
     most = asked.data.vocabulary_size + len({PADDING, BEGINNING, END}) if asked.data.vocabulary_size else 8000

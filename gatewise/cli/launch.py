@@ -88,7 +88,7 @@ def launch(
     """
     if resume and overwrite:
         raise ArgumentError("`--resume` and `--overwrite` exclude each other. Give one of them.")
-    given = read_recipe(recipe_path(task.name, recipe), task.defaults) if recipe else None
+    given = None if recipe is None else read_recipe(recipe_path(task.name, recipe), task.defaults)
     options = {key: value for key, value in flags.items() if value is not None}
     request = _Request(task, given, options, parse_settings(settings), output, resume, overwrite)
     request.changed(task.defaults if given is None else given)  # so that wrong values are refused at once
@@ -156,7 +156,7 @@ class _Request:
     @property
     def specified(self) -> bool:
         """Whether an option was given that a resumed run may not change."""
-        return bool(self.recipe or self.settings or set(self.options) - set(_CHANGEABLE))
+        return bool(self.recipe is not None or self.settings or set(self.options) - set(_CHANGEABLE))
 
     def changed(self, recipe: Any) -> Any:
         """Return a recipe with the options and settings, and with absolute paths."""

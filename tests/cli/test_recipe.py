@@ -180,6 +180,13 @@ def test_a_recipe_that_is_not_there_is_refused(name, message):
         recipe_path("lm", name)
 
 
+@pytest.mark.parametrize("command", ["train", "explain"])
+def test_an_empty_name_is_no_recipe(gatewise, command):
+    answer = gatewise(command, "nmt", "--recipe", "")
+    assert answer.status == 1
+    assert "`--recipe` must be a TOML file or one of phrases, tatoeba-deu-eng, got ''." in answer.err
+
+
 def test_the_command_lists_every_recipe(gatewise):
     answer = gatewise("recipes")
     assert answer.status == 0
