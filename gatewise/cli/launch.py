@@ -359,7 +359,13 @@ def _recipe_to_run(request: _Request, folder: RunFolder, *, restarted: bool) -> 
             f"{folder.path} already holds a run. Resume it by `--resume`, replace it by `--overwrite`, or choose "
             "another `--output`."
         )
-    begun = read_recipe(folder.recipe, request.task.defaults)
+    try:
+        begun = read_recipe(folder.recipe, request.task.defaults)
+    except ArgumentError as error:
+        raise ArgumentError(
+            f"{folder.path} holds no run that `gatewise train {request.task.name}` can resume: {error} Resume it by "
+            "the command that began it, with the recipe that it wrote."
+        ) from None
     asked = request.changed(begun if request.recipe is None else request.recipe)
     if others := [key for key in differences(begun, asked) if key not in _CHANGEABLE]:
         names = option_names(request.task.defaults)

@@ -92,9 +92,13 @@ def test_a_first_step_that_fails_leaves_no_folder_and_a_later_one_does(gatewise,
         assert run.keys() <= content("runs/lm").keys()
 
 
-def test_a_run_of_another_task_is_replaced_whole(gatewise, small):
+def test_a_run_of_another_task_is_not_resumed_and_is_replaced_whole(gatewise, small):
     tiny = ["--epochs", 1, "--hidden-size", 4, "--num-layers", 1, "--batch-size", 500]
     assert gatewise("train", "classify", *tiny, "--output", "run").status == 0
+    answer = gatewise("train", "lm", "--output", "run", "--resume")
+    assert answer.status == 1
+    assert "run holds no run that `gatewise train lm` can resume: run/recipe.toml: `data.source`" in answer.err
+    assert "Resume it by the command that began it" in answer.err
     assert Path("run/confusion.png").exists()
     assert gatewise("train", "lm", *small, "--epochs", 1, "--output", "run", "--overwrite").status == 0
     assert not Path("run/confusion.png").exists()
