@@ -20,6 +20,7 @@ from gatewise.contract.errors import KernelRefused, TrainingDiverged
 from gatewise.nn import LSTM
 from gatewise.selection import explain
 from gatewise.training import RunFolder
+from gatewise.training.curves import check_plots
 from gatewise.training.history import PERPLEXITY, Measure, perplexity
 from gatewise.training.loop import Outcome
 from gatewise.training.options import TrainingOptions
@@ -100,10 +101,14 @@ def watching(
         unit: The items that training goes through, in the plural.
         measure: The format of losses.
         model: The model whose weights and gradients are logged too; None to log none.
+
+    Raises:
+        MissingExtra: A package of the extra `train` is not installed.
     """
     with contextlib.ExitStack() as stack:
         observers: list[Observer] = []
         if processes.first:
+            check_plots()  # a missing package is an error now rather than after the training
 
             def begun(files: list[Path]) -> None:
                 folder.manifest.add(files)

@@ -23,6 +23,19 @@ def plain_number(value: float) -> str:
     return f"{value:,.6f}".rstrip("0").rstrip(".")
 
 
+def check_plots() -> None:
+    """Check that plots can be drawn, before a training that ends with one.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise MissingExtra.for_package("matplotlib", "plotting the curves", "train") from None
+    del Figure
+
+
 def plot_curves(
     path: Path,
     history: Sequence[Evaluation],
@@ -39,11 +52,10 @@ def plot_curves(
         floor: The perplexity of a unigram model, drawn as a dotted line for comparison.
         measure: The format of losses.
     """
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-    except ModuleNotFoundError:
-        raise MissingExtra.for_package("matplotlib", "plotting the curves", "train") from None
+    check_plots()
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
     panels = 3 if measure.score else 2
     figure = Figure(figsize=(4.5 * panels, 4), layout="constrained")
     left, *middle, right = figure.subplots(1, panels)
