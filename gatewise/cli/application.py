@@ -12,8 +12,8 @@ from typer.core import TyperCommand, TyperGroup
 from gatewise import _program
 from gatewise._version import __version__
 from gatewise.cli.failures import reported
-from gatewise.cli.numbers import check_numbers
 from gatewise.cli.option_names import name_options
+from gatewise.cli.values import check_values
 
 if TYPE_CHECKING:
     from gatewise.cli import Command
@@ -69,9 +69,9 @@ def application(commands: Sequence[Command]) -> Callable[..., None]:
 
 
 def command_named(module: str) -> Any:
-    """Return the command of a module, with checks of all numbers, and options in its errors."""
+    """Return the command of a module, with checks of all values, and options in its errors."""
     command = typer.main.get_command(importlib.import_module(module).app)
-    check_numbers(command)
+    check_values(command)
     name_options(command)
     return command
 

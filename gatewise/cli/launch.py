@@ -21,6 +21,7 @@ from gatewise.cli.option_names import naming
 from gatewise.cli.recipe import differences, overridden, parse_settings, read_recipe
 from gatewise.cli.recipe_files import recipe_path
 from gatewise.cli.recipe_options import option_names
+from gatewise.cli.values import is_utf8
 from gatewise.contract.errors import ArgumentError, GatewiseError, NotFinite, sentence
 from gatewise.training import RunFolder
 from gatewise.training.loop import Outcome, progress_at
@@ -88,6 +89,8 @@ def launch(
     """
     if resume and overwrite:
         raise ArgumentError("`--resume` and `--overwrite` exclude each other. Give one of them.")
+    if output is not None and not is_utf8(str(output)):  # TensorBoard writes no other path
+        raise ArgumentError(sentence("output", "a path in UTF-8", ascii(str(output)), "Choose another."))
     given = None if recipe is None else read_recipe(recipe_path(task.name, recipe), task.defaults)
     options = {key: value for key, value in flags.items() if value is not None}
     request = _Request(task, given, options, parse_settings(settings), output, resume, overwrite)
@@ -394,4 +397,7 @@ def _with_absolute_paths(task: Task, recipe: Any) -> Any:
     options = getattr(recipe, task.section)
     paths = {name: getattr(options, name) for name in task.paths}
     absolute = {name: str(Path(path).absolute()) for name, path in paths.items() if path not in ("", *task.named)}
+    for name, path in absolute.items():
+        if not is_utf8(path):  # the folder in which this process runs may have any bytes in its name
+            raise ArgumentError(sentence(name, "a path in UTF-8", ascii(path), "Rename the folder."))
     return dataclasses.replace(recipe, **{task.section: dataclasses.replace(options, **absolute)})

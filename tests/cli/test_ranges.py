@@ -165,6 +165,29 @@ def test_an_option_that_is_no_number_is_a_usage_error(gatewise, words):
 
 
 @pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("generate", "--checkpoint", "absent", "--prompt", "caf\udce9"), "--prompt"),
+        (("train", "lm", "--text", "caf\udce9.txt"), "--text"),
+        (("train", "lm", "--set", "sample.prompt=caf\udce9"), "--set"),
+        (("train", "classify", "--data", "caf\udce9.csv"), "--data"),
+    ],
+)
+def test_text_that_is_not_utf8_is_a_usage_error(gatewise, words, option):
+    answer = gatewise(*words)
+    assert answer.status == 2
+    assert f"Invalid value for '{option}': '{ascii(words[-1])[1:-1]}' is not UTF-8." in " ".join(
+        answer.err.replace("│", "").split()
+    )
+
+
+def test_a_folder_whose_path_is_not_utf8_is_refused(gatewise, small):
+    answer = gatewise("train", "lm", *small, "--output", "caf\udce9")
+    assert answer.status == 1
+    assert answer.err == "error: `--output` must be a path in UTF-8, got 'caf\\udce9'. Choose another.\n"
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--hidden", -5), "a positive integer"),

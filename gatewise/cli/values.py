@@ -1,4 +1,4 @@
-"""Checks of all numbers on the command line, which come before the checks of their ranges."""
+"""Checks of all numbers and texts on the command line, which come before those of their ranges and meaning."""
 
 from __future__ import annotations
 
@@ -11,16 +11,27 @@ _MACHINE = 2**63
 """The limit of 64-bit integers."""
 
 
-def check_numbers(command: Any) -> None:
-    """Make a command and its subcommands refuse infinity, NaN, and integers beyond 64 bits.
+def check_values(command: Any) -> None:
+    """Make a command and its subcommands refuse infinity, NaN, integers beyond 64 bits, and text that is not UTF-8.
+
+    Paths of files that are only read or written may be any bytes; they are not text.
 
     Args:
         command: The command, as `typer.main.get_command` returns it.
     """
     for inner in getattr(command, "commands", {}).values():
-        check_numbers(inner)
+        check_values(inner)
     for parameter in command.params:
         _check_values(parameter)
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a text can be written to files: Python reads bytes that are not UTF-8 as surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_values(parameter: Any) -> None:
@@ -33,6 +44,9 @@ def _check_values(parameter: Any) -> None:
                 raise typer.BadParameter(f"{each} is not a finite number.", ctx=ctx, param=parameter)
             if isinstance(each, int) and not -_MACHINE <= each < _MACHINE:
                 raise typer.BadParameter(f"{each} is too large for an integer.", ctx=ctx, param=parameter)
+            if isinstance(each, str) and not is_utf8(each):
+                advice = "Write it in UTF-8; if it is the name of a file, rename the file."
+                raise typer.BadParameter(f"{each!a} is not UTF-8. {advice}", ctx=ctx, param=parameter)
         return found
 
     parameter.process_value = process_value
