@@ -48,6 +48,7 @@ def translate(
     from gatewise.cli.nmt_alignment import check_alignment_path
     from gatewise.cli.nmt_translation import Output, translate_lines
     from gatewise.cli.saved_translator import load_translator
+    from gatewise.contract.errors import ArgumentError, sentence
     from gatewise.files import refuse_overwriting
     from gatewise.training.processes import join_processes
 
@@ -61,5 +62,8 @@ def translate(
         search = translator.search(beam_size, length_penalty, n_best)
         output = Output(numbered=scores or n_best > 1, replace_unknown=replace_unknown, attention=attention)
         # At a terminal, the user expects each translation before typing the next line.
+        if sys.stdin is None:
+            advice = "Give the lines, for example by: gatewise translate ... < FILE"
+            raise ArgumentError(sentence("standard input", "open", "a closed one", advice))
         at_once = 1 if sys.stdin.isatty() else batch_lines
         translate_lines(translator, search, sys.stdin.buffer, sys.stdout, sys.stderr, at_once, output)

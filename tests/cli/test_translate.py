@@ -172,6 +172,13 @@ def test_options_that_make_no_sense_are_refused(translate, words, message):
     assert answer.out == ""
 
 
+def test_a_closed_standard_input_is_one_sentence(gatewise, checkpoint, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    answer = gatewise("translate", "--checkpoint", checkpoint)
+    assert answer.status == 1
+    assert answer.err.startswith("error: `standard input` must be open, got a closed one.")
+
+
 def test_a_checkpoint_without_its_vocabulary_is_refused(gatewise, checkpoint, tmp_path):
     from gatewise.training import read_tensors
     from gatewise.training.checkpoint import write_tensors
