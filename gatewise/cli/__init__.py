@@ -6,7 +6,7 @@ import sys
 from typing import NamedTuple, NoReturn
 
 from gatewise import _program
-from gatewise.cli.failures import flush_output, reported
+from gatewise.cli.failures import flush_output, reported, write_any_character
 from gatewise.contract.errors import MissingExtra
 
 
@@ -60,6 +60,7 @@ COMMANDS = (
 def main() -> NoReturn:
     """Run the command given by the program's arguments, and exit."""
     status: str | int | None = 0
+    write_any_character()
     with reported():
         try:
             import rich

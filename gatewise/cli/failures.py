@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import threading
@@ -45,6 +46,15 @@ def reported(advice: Callable[[], str] = lambda: "Reduce the sizes, or close oth
         if not isinstance(error, MemoryError) and not MEMORY_SHORTAGE.search(str(error)):
             raise
         fail(f"there is too little memory: {_first_line(error)} {advice()}")
+
+
+def write_any_character() -> None:
+    """Make standard output escape the characters that its encoding lacks, as standard error does.
+
+    Texts in any language would otherwise end a run with an error where the encoding is that of an old locale.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def flush_output() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
 import shutil
 import signal
@@ -157,6 +158,15 @@ def test_a_full_disk_behind_standard_output_is_one_sentence(gatewise, model, mon
             "error: the output cannot be written: No space left on device. Free space on its disk, or redirect it "
             "elsewhere."
         )
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
+def test_characters_that_the_output_cannot_encode_are_escaped(gatewise, monkeypatch, encoding):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding))
+    monkeypatch.setattr("gatewise.cli.application.__version__", "é猫")
+    assert gatewise("--version").status == 0
+    assert written.getvalue() == ("é\\u732b\n" if encoding == "latin-1" else "é猫\n").encode(encoding)
 
 
 def test_a_closed_pipe_is_the_end_without_a_word(gatewise, model, monkeypatch):
