@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,10 @@ from gatewise.training.processes import Processes
 
 _MOST_CLASSES = 40
 """The largest number of classes for which each class has its own line on the terminal."""
+
+
+_MOST_IN_MATRIX = 1000
+"""The largest number of rows and columns of a confusion matrix: a million counts are already more than anyone reads."""
 
 
 def predictions_of(
@@ -71,6 +76,8 @@ def metrics() -> ModuleType:
 def scores_of(predicted: np.ndarray, targets: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
     """Return all scores by name, as JSON values; 0 divided by 0 counts as 0.
 
+    The confusion matrix is left out for more than `_MOST_IN_MATRIX` classes, where it would take gigabytes.
+
     Args:
         predicted: The result of `predictions_of`.
         targets: The targets [N].
@@ -98,6 +105,8 @@ def scores_of(predicted: np.ndarray, targets: np.ndarray, classes: Sequence[str]
     taken, labels = predicted.argmax(1), range(len(classes))
     each = library.precision_recall_fscore_support(targets, taken, labels=labels, zero_division=0.0)
     precision, recall, f1, _ = each
+    few = len(classes) <= _MOST_IN_MATRIX
+    matrix = {"confusion": _confusion(targets, taken, len(classes)).tolist()} if few else {}
     return {
         "accuracy": float(library.accuracy_score(targets, taken)),
         "macro_precision": float(precision.mean()),
@@ -107,12 +116,11 @@ def scores_of(predicted: np.ndarray, targets: np.ndarray, classes: Sequence[str]
             name: dict(zip(("precision", "recall", "f1", "sequences"), figures, strict=True))
             for name, *figures in zip(classes, *(column.tolist() for column in each), strict=True)
         },
-        "confusion": _confusion(targets, taken, classes).tolist(),
-    }
+    } | matrix
 
 
-def _confusion(targets: np.ndarray, taken: np.ndarray, classes: Sequence[str]) -> np.ndarray:
-    return metrics().confusion_matrix(targets, taken, labels=range(len(classes)))
+def _confusion(targets: np.ndarray, taken: np.ndarray, classes: int) -> np.ndarray:
+    return metrics().confusion_matrix(targets, taken, labels=range(classes))
 
 
 def main_score(scores: dict[str, Any]) -> tuple[str, float]:
@@ -142,7 +150,10 @@ def print_scores(console: Console, scores: dict[str, Any]) -> None:
 def plot_predictions(path: Path, predicted: np.ndarray, targets: np.ndarray, classes: Sequence[str]) -> None:
     """Plot the confusion matrix, or predicted numbers against targets, to a PNG file."""
     if classes:
-        plot_confusion(path, _confusion(targets, predicted.argmax(1), classes), classes)
+        together = math.ceil(len(classes) / _MOST_IN_MATRIX)
+        names = classes[::together]
+        counts = _confusion(targets // together, predicted.argmax(1) // together, len(names))
+        plot_confusion(path, counts, names, together)
     else:
         plot_numbers(path, targets, predicted)
 

@@ -14,20 +14,22 @@ _MOST_NUMBERS = 20
 """The largest number of classes for which each cell shows its count."""
 
 
-def plot_confusion(path: Path, counts: np.ndarray, classes: Sequence[str]) -> None:
+def plot_confusion(path: Path, counts: np.ndarray, classes: Sequence[str], together: int = 1) -> None:
     """Plot a confusion matrix to a PNG file; rows are the true classes, colours the fraction of the row.
 
     Args:
         path: The file.
         counts: The counts, int64 [C, C], as `sklearn.metrics.confusion_matrix` returns them.
         classes: The names of the classes.
+        together: The number of classes that are counted together in each row and column.
     """
     # Not scikit-learn's ConfusionMatrixDisplay: it cannot print counts and choose colours by fractions.
     figure, axes = _figure(size=max(4.5, min(14.0, 2 + 0.45 * len(classes))))
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     image = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, shrink=0.8, label="share of the class")
-    axes.set(xlabel="answered", ylabel="true")
+    groups = f", {together:,} classes in each row and column" if together > 1 else ""
+    axes.set(xlabel=f"answered{groups}", ylabel="true")
     if len(classes) <= 4 * _MOST_NUMBERS:
         names = [name if len(name) <= 16 else f"{name[:15]}…" for name in classes]
         turned = 90 if max(map(len, names)) > 3 else 0

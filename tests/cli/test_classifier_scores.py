@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 
+from gatewise.cli import classifier_scores
 from gatewise.cli.classifier_scores import scores_of
 from gatewise.contract.errors import MissingExtra, NotFinite
 
@@ -35,6 +36,25 @@ def test_the_scores_of_classes_are_by_class_and_their_plain_mean():
     assert scores["macro_precision"] == pytest.approx((1 + 1 / 2) / 4)
     assert scores["macro_recall"] == pytest.approx((2 / 3 + 1 / 2) / 4)
     assert scores["macro_f1"] == pytest.approx((4 / 5 + 1 / 2) / 4)
+
+
+def test_many_classes_have_no_matrix_and_are_plotted_in_groups(monkeypatch, tmp_path):
+    plotted = []
+    monkeypatch.setattr(classifier_scores, "plot_confusion", lambda *given: plotted.append(given))
+    names, targets = [f"c{number}" for number in range(1001)], np.array([0, 1, 2, 1000])
+    answers = probabilities([1, 1, 0, 1000], 1001)
+    scores = scores_of(answers, targets, names)
+    assert scores["accuracy"] == 0.5
+    assert "confusion" not in scores
+    classifier_scores.plot_predictions(tmp_path / "confusion.png", answers, targets, names)
+    ((_, counts, groups, together),) = plotted
+    assert together == 2
+    assert groups == names[::2]
+    assert {place: counts[place] for place in zip(*counts.nonzero(), strict=True)} == {
+        (0, 0): 2,
+        (1, 0): 1,
+        (500, 500): 1,
+    }
 
 
 def test_names_of_classes_may_be_those_of_scores():
