@@ -103,8 +103,10 @@ def scores_of(predicted: np.ndarray, targets: np.ndarray, classes: Sequence[str]
             "r2": float(library.r2_score(*pair)),
         }
     taken, labels = predicted.argmax(1), range(len(classes))
-    each = library.precision_recall_fscore_support(targets, taken, labels=labels, zero_division=0.0)
-    precision, recall, f1, _ = each
+    precision, recall, f1, counts = library.precision_recall_fscore_support(
+        targets, taken, labels=labels, zero_division=0.0
+    )
+    each = precision, recall, f1, counts.astype(np.int64)  # scikit-learn has floats if no prediction is right
     few = len(classes) <= _MOST_IN_MATRIX
     matrix = {"confusion": _confusion(targets, taken, len(classes)).tolist()} if few else {}
     return {

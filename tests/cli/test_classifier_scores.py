@@ -38,6 +38,11 @@ def test_the_scores_of_classes_are_by_class_and_their_plain_mean():
     assert scores["macro_f1"] == pytest.approx((4 / 5 + 1 / 2) / 4)
 
 
+def test_sequences_are_counted_in_whole_numbers_also_if_no_prediction_is_right():
+    scores = scores_of(probabilities([1, 0], 2), np.array([0, 1]), ["a", "b"])
+    assert [repr(each["sequences"]) for each in scores["classes"].values()] == ["1", "1"]
+
+
 def test_many_classes_have_no_matrix_and_are_plotted_in_groups(monkeypatch, tmp_path):
     plotted = []
     monkeypatch.setattr(classifier_scores, "plot_confusion", lambda *given: plotted.append(given))
