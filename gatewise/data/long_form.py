@@ -133,8 +133,8 @@ def _check_numbers(table: LongForm) -> None:
         row, column = bad[0]
         table.refuse(
             row,
-            f"the feature {table.features[column]!r} is {table.values[row, column]:g}, not a finite number. Fill the "
-            "value in, or leave the sequence out.",
+            f"the feature {table.features[column]!r} is {table.values[row, column]:g}, not a finite number of "
+            "float32. Correct the value, or leave the sequence out.",
         )
     if table.times is not None and not np.isfinite(table.times).all():
         row = int((~np.isfinite(table.times)).argmax())

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import csv
 import datetime
+import zipfile
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -67,12 +68,13 @@ def _read_csv(path: Path, columns: Columns, numbers: bool) -> Sequences:
             return sequences_of(_csv_table(path, csv.reader(file, strict=True), columns, numbers), columns.allow_gaps)
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8. {conversion(path, 'latin1')}") from None
-    except (csv.Error, OSError) as error:
-        raise DataError(f"{path} cannot be read as CSV: {error}. Check the file.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
 
 
 def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:  # noqa: ANN001 - csv names no type
-    header = next((record for record in reader if record), None)
+    records = _records(path, reader)
+    header = next((record for record in records if record), None)
     if header is None:
         raise DataError(f"{path} is empty. Give a file with data in it.")
     if len(header) == 1:
@@ -98,7 +100,7 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
                 "leave the sequence out."
             ) from None
 
-    for record in reader:
+    for record in records:
         if not record:
             continue
         if len(record) != len(header):
@@ -131,6 +133,19 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
         values=np.array(values).reshape(len(rows), len(features)),
         labels=None if label is None else labels,
     )
+
+
+def _records(path: Path, reader) -> Iterator[list[str]]:  # noqa: ANN001 - csv names no type
+    """Yield the records of a CSV file, and name the row in the reader's errors."""
+    begun = 1
+    try:
+        for record in reader:
+            yield record
+            begun = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, row {begun}: it cannot be read as CSV: {error}. Look for a quotation mark that is not closed."
+        ) from error
 
 
 def _check_separator(path: Path, line: str) -> None:
@@ -228,12 +243,18 @@ def _names(values: np.ndarray) -> np.ndarray:
 
 def _read_npz(path: Path, columns: Columns, numbers: bool) -> Sequences:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in ("x", "lengths", "y") if name in archive}
+        with path.open("rb") as file:
+            archived = zipfile.is_zipfile(file)
+        arrays = {}
+        if archived:
+            with np.load(path, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in ("x", "lengths", "y") if name in archive}
     except (OSError, *DAMAGED_ARCHIVE) as error:
         objects = "Objects are not read: give sequences of unequal length one after the other, with `lengths`."
         advice = objects if "Object arrays" in str(error) else "Take another copy."
         raise DataError(f"{path} cannot be read as .npz: {error}. {advice}") from error
+    if not archived:  # NumPy's error for other files would advise to load them as pickles
+        raise DataError(f"{path} is damaged, or was not written by numpy.savez. Take another copy.")
     for name in ("x", "y") if columns.label else ("x",):
         if name not in arrays:
             raise DataError(f"{path} has no array {name!r}. Save it by numpy.savez(path, x=..., lengths=..., y=...).")
@@ -267,8 +288,8 @@ def _read_npz(path: Path, columns: Columns, numbers: bool) -> Sequences:
         number = int(np.searchsorted(ends, step, side="right"))
         step -= int(ends[number] - lengths[number])
         raise DataError(
-            f"{path}, sequence {number}, step {step}: feature {feature} is {x[tuple(bad[0])]:g}, not a finite number. "
-            "Fill the value in, or leave the sequence out."
+            f"{path}, sequence {number}, step {step}: feature {feature} is {x[tuple(bad[0])]:g}, not a finite number "
+            "of float32. Correct the value, or leave the sequence out."
         )
     return Sequences(
         name=str(path),

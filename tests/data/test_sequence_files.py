@@ -136,8 +136,11 @@ BAD = {
     "a long row": (GOOD.replace("a,0,1,-1", "a,0,1,-1,2"), "row 3: there are 6 fields, the header has 5."),
     "a word for a number": (GOOD.replace("b,1,2,-2", "b,1,two,-2"), "row 4: 'x' is 'two', not a number."),
     "an empty feature": (GOOD.replace("b,1,2,-2", "b,1,,-2"), "row 4: 'x' is empty, not a number."),
-    "a NaN": (GOOD.replace("b,1,2,-2", "b,1,2,nan"), "row 4: the feature 'y' is nan, not a finite number."),
-    "an infinity": (GOOD.replace("b,1,2,-2", "b,1,1e60,-2"), "row 4: the feature 'x' is 1e+60, not a finite"),
+    "a NaN": (GOOD.replace("b,1,2,-2", "b,1,2,nan"), "row 4: the feature 'y' is nan, not a finite number of float32."),
+    "an infinity": (
+        GOOD.replace("b,1,2,-2", "b,1,1e60,-2"),
+        "'x' is 1e+60, not a finite number of float32.",
+    ),
     "a time that is none": (GOOD.replace("b,1", "b,soon"), "row 4: 'time' is 'soon', not a number."),
     "a NaN for a time": (GOOD.replace("b,1", "b,nan"), "row 4: the time is missing. Fill it in."),
     "an infinite time": (GOOD.replace("b,1", "b,inf"), "row 4: the time is inf, not a finite number."),
@@ -159,7 +162,8 @@ BAD = {
     "UTF-16": (GOOD.encode("utf-16"), "is not UTF-8, but UTF-16. Convert it first, for example: iconv -f utf-16 -t"),
     "zeros": (GOOD.encode() + bytes(999), "must be text in UTF-8, got a file that holds 999 NUL characters"),
     "UTF-16 without a mark": (GOOD.encode("utf-16le"), "iconv -f utf-16le -t utf-8"),
-    "a quote without end": (GOOD.replace("b,3", '"b,3'), "cannot be read as CSV"),
+    "a quote without end": (GOOD.replace("b,3", '"b,3'), "row 6: it cannot be read as CSV: unexpected end of data."),
+    "a field without end": (GOOD.replace("b,1", f"{'b' * 200_000},1"), "row 4: it cannot be read as CSV: field larger"),
 }
 
 
@@ -298,9 +302,11 @@ def test_a_damaged_npz_is_refused(tmp_path):
     np.save(tmp_path / "steps.npy", np.ones(3))
     with zipfile.ZipFile(io.BytesIO(good)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
+    for content in (b"PK\x03\x04 cut off", b"x,y\n1,2\n", (tmp_path / "steps.npy").read_bytes()):
+        path.write_bytes(content)
+        said = refusal(lambda: read_sequences(path))
+        assert said.endswith("steps.npz is damaged, or was not written by numpy.savez. Take another copy.")
     for content in (
-        b"PK\x03\x04 cut off",
-        (tmp_path / "steps.npy").read_bytes(),
         _encrypted(good),
         _zipped(members | {"x.npy": members["x.npy"].replace(b"}", b" ")}),
     ):
