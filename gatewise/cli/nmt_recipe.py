@@ -72,7 +72,9 @@ class PairOptions:
     division_seed: Annotated[int, SEED] = 0
     tokens: Annotated[str, Option("bpe, word, character or byte.")] = "bpe"
     vocabulary: Annotated[str, Option("separate or joint.")] = "separate"
-    vocabulary_size: Annotated[int, COUNT_OR_NONE, Option("Largest vocabulary of a language; 0: no limit.")] = 600
+    vocabulary_size: Annotated[
+        int, COUNT_OR_NONE, Option("Largest vocabulary of a language; 0: no limit, or 2,000 for bpe.")
+    ] = 600
     longest: Annotated[int, COUNT, Option("Most tokens in a training sentence.")] = 100
     ratio: Annotated[float, AMOUNT, Option("Largest ratio of the lengths of a pair; 0: any.")] = 9.0
     batch_tokens: Annotated[int, COUNT, Option("Most tokens in a batch, in either language.")] = 500
