@@ -84,3 +84,15 @@ def test_the_times_of_both_tilings(page):
     assert f"takes {least / 1000:.2f} to {most / 1000:.2f} ms for a layer" in page
     assert {f"{each / 1000:.2f}" for each in found["NVIDIA H200"]} == {"1.05"}
     assert "the one that one GPU then ran took 1.05 ms" in page
+
+
+def test_the_times_of_an_all_reduce(page):
+    found = {
+        (each["operation"], each["protocol"]): each["us"]
+        for each in lines("collectives.jsonl")
+        if (each["values"], each["dtype"]) == (9_000_000, "float32") and each["largest_ctas"] in (24, None)
+    }
+    nccl = [found["all_reduce", protocol] for protocol in (None, "LL128", "Simple")]
+    told = "takes {:.0f} us with the protocol that NCCL chooses, {:.0f} us with `LL128` and {:.0f} us with `Simple`"
+    assert told.format(*nccl) in page
+    assert f"takes {found['symm_mem.two_shot_all_reduce_', None]:.0f} us (`benchmarks/results/coll" in page
