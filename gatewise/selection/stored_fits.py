@@ -1,4 +1,4 @@
-"""Fits of measured calls in the cache folder: a process reads one in milliseconds, and makes one in tenths of a second.
+"""Fits of measured calls in the cache folder, which a process reads in less time than it makes them.
 
 A fit is not out of date, because the name of its file has a digest of everything that it is made of: the measured calls
 and the settings that come with gatewise, and the sources that read and describe them.
@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import zipfile
+import zlib
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -27,7 +28,7 @@ from gatewise.selection import points
 from gatewise.selection.gaussian_process import Process, Settings
 
 _SOURCES = "cells", "contract", "selection"  # the packages that read and describe measured calls
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 class Fit(NamedTuple):

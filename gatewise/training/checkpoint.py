@@ -47,7 +47,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], kind: str, fa
     metadata = {_HEADER: json.dumps({"kind": kind, "facts": finite_values(facts)}, allow_nan=False)}
     with replacing(path) as temporary:
         try:
-            # Written from the memory of the tensors: bytes of the whole file would take twice as long.
+            # Written from the memory of the tensors, without a copy of the whole file.
             library.torch.save_file(content, temporary, metadata)
         except library.SafetensorError as error:
             raise OSError(str(error)) from error  # `replacing` says which file cannot be written

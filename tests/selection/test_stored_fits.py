@@ -54,12 +54,19 @@ def test_another_process_reads_it_and_predicts_the_same(folder, monkeypatch):
     assert predictions() == first
 
 
-@pytest.mark.parametrize("damage", [b"", b"no archive", None], ids=["empty", "another file", "cut"])
+DAMAGES = {
+    "empty": lambda whole: b"",
+    "another file": lambda whole: b"no archive",
+    "cut": lambda whole: whole[: len(whole) // 2],
+    "overwritten": lambda whole: whole[:5000] + bytes(2000) + whole[7000:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_replaced(folder, damage):
     first = predictions()
     (file,) = folder.iterdir()
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    file.write_bytes(DAMAGES[damage](file.read_bytes()))
     as_in_a_new_process()
     assert predictions() == first
     assert stored_fits.read(f"nvidia-h200-{KERNEL}-training", correction.settings_of(KERNEL)) is not None

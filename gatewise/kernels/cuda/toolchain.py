@@ -97,6 +97,9 @@ def source_text(source: Path, code: DeviceCode | None) -> str:
     return f"#define CELL_CODE {definition}\n#line 1\n{source.read_text()}"
 
 
+_importing = threading.Lock()
+
+
 def _core() -> ModuleType:
     # A thread that imports the package while another one does can get it before it has its classes.
     with _importing:
@@ -109,9 +112,6 @@ def _core() -> ModuleType:
         except ImportError as error:
             raise MissingExtra.for_package("cuda-core", "Compiling CUDA kernels", "cuda") from error
         return core
-
-
-_importing = threading.Lock()
 
 
 @functools.cache

@@ -47,19 +47,7 @@ __device__ __forceinline__ void end_group_products() {
 #endif
 // The operands of the instruction for ROWS rows: its sums, and the factors and the condition after them.
 #define SUMS_OF(i) "+f"(sum[i][0]), "+f"(sum[i][1]), "+f"(sum[i][2]), "+f"(sum[i][3])
-#if ROWS == 8
-#define GROUP_SHAPE "m64n8k16"
-#define GROUP_SUMS "%0,%1,%2,%3"
-#define GROUP_FACTORS "{%4,%5,%6,%7}, %8"
-#define GROUP_ADDS "%9"
-#define GROUP_OUTPUTS SUMS_OF(0)
-#elif ROWS == 16
-#define GROUP_SHAPE "m64n16k16"
-#define GROUP_SUMS "%0,%1,%2,%3,%4,%5,%6,%7"
-#define GROUP_FACTORS "{%8,%9,%10,%11}, %12"
-#define GROUP_ADDS "%13"
-#define GROUP_OUTPUTS SUMS_OF(0), SUMS_OF(1)
-#elif ROWS == 24
+#if ROWS == 24
 #define GROUP_SHAPE "m64n24k16"
 #define GROUP_SUMS "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11"
 #define GROUP_FACTORS "{%12,%13,%14,%15}, %16"

@@ -24,6 +24,7 @@ SHAPES = {
     "states-not-copied": Problem(31, 70, 64, 256, bidirectional=True),
     "states-not-copied-ragged": Problem(31, 70, 64, 256, layout=Layout.DEVICE_LENGTHS, bidirectional=True),
     "batch-beyond-one-pass": Problem(5, 300, 64, 512),
+    "by-warpgroups-ragged": Problem(17, 190, 40, 333, layout=Layout.DEVICE_LENGTHS, bidirectional=True, resets=True),
     "clusters": Problem(9, 64, 128, 1024),
     "one-row": Problem(30, 1, 64, 1024),
     "weights-in-shared-memory": Problem(6, 16, 64, 2048),

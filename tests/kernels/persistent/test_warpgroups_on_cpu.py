@@ -9,6 +9,7 @@ from gatewise import testing
 from gatewise.cells import GRU, RNN, Regularised
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.ranking import weights
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes import tilings
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
@@ -16,8 +17,12 @@ from tests.kernels.persistent.test_sources_on_cpu import check
 
 DEVICE = Device.named("h200").replace(multiprocessors=12)
 RAGGED = {"layout": Layout.DEVICE_LENGTHS}
-PROBLEM = Problem(5, 9, 5, 40, dtype=torch.bfloat16, needs_grad=True)
+PROBLEM = Problem(5, 20, 5, 40, dtype=torch.bfloat16, needs_grad=True)
 REMEMBERED = tilings._of_one_group, tilings.tiling
+
+
+def of_any_size(device, name):
+    return {"least_units": 1, "most_units": 512} if name == "persistent warpgroups" else weights(device, name)
 
 
 @pytest.fixture
@@ -30,8 +35,7 @@ def by_warpgroups(monkeypatch):
             return (cut.backward or (cut.warpgroups and cut.rows == rows)) and real(cut, device)
 
         monkeypatch.setattr(tilings, "fits", fits)
-        monkeypatch.setattr(tilings, "_UNITS_OF_WARPGROUPS", range(1, 513))
-        monkeypatch.setattr(tilings, "_ROWS_OF_WARPGROUPS", (rows,))
+        monkeypatch.setattr(tilings, "measured_weights", of_any_size)
         for one in REMEMBERED:
             one.cache_clear()
         return launch_on_cpu(monkeypatch, DEVICE)
@@ -44,8 +48,8 @@ def by_warpgroups(monkeypatch):
 @pytest.mark.parametrize(
     ("rows", "options"),
     [
-        (8, {}),
-        (16, {"hidden_size": 72, "dtype": torch.float16, "resets": True}),
+        (24, {}),
+        (24, {"hidden_size": 72, "dtype": torch.float16, "resets": True}),
         (24, {"hidden_size": 66, "batch": 30, "cell": GRU(), **RAGGED}),
         (32, {"hidden_size": 33, "batch": 40, "bidirectional": True, **RAGGED}),
         (48, {"hidden_size": 136, "batch": 50, "time": 2, "cell": RNN("relu")}),
@@ -63,13 +67,13 @@ def test_values_and_gradients(by_warpgroups, rows, options):
 
 
 def test_values_that_arrive_late_are_copied_again(by_warpgroups):
-    sources = by_warpgroups(16)
+    sources = by_warpgroups(24)
     sources.slow = 1
-    check(sources, PROBLEM.replace(hidden_size=72, batch=20), 5e-2)
+    check(sources, PROBLEM.replace(hidden_size=72, batch=30), 5e-2)
 
 
 def test_nan_stays_in_its_row(by_warpgroups):
-    by_warpgroups(16)
+    by_warpgroups(24)
     inputs = testing.make_inputs(PROBLEM)
     clean, _ = testing.run_kernel(persistent, PROBLEM, inputs)
     inputs.h0[0, 4, 3] = torch.nan

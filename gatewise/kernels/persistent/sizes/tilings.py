@@ -20,8 +20,7 @@ _STAGING_BYTES = 80 * 1024  # of a block's weights at a time, unless its sums ta
 _UNITS = (8, 12, 16, 20, 24, 32)
 _ROWS = (8, 16, 24, 32, 48, 64)
 _WARPS = (4, 8, 16)
-_UNITS_OF_WARPGROUPS = range(192, 513)  # where their products took less time in the forward pass, as with so many rows:
-_ROWS_OF_WARPGROUPS = (24, 32, 48, 64)
+_ROWS_OF_WARPGROUPS = (24, 32, 48, 64)  # with a product in warpgroup.cuh
 _ROWS_OF_STACKED = 3  # of blocks: two layers, and the products between them
 
 
@@ -402,11 +401,12 @@ def _with_weights_placed(cut: Tiling) -> list[Tiling]:
 
 def _has_warpgroups(cut: Tiling, device: Device) -> bool:
     """Whether the product of a tiling can be computed by two warpgroups, and takes less time then."""
-    # wgmma is an instruction of this architecture alone. In backward passes, with more units and with fewer rows,
-    # products by warpgroups took more time (benchmarks/results/tilings.jsonl and warpgroups.jsonl).
+    # wgmma is an instruction of this architecture alone.
     possible = device.capability == (9, 0) and cut.value_bytes == 2 and not cut.backward and cut.cell_size is None
-    whole = (cut.units, cut.warps) == (32, 8) and cut.hidden in _UNITS_OF_WARPGROUPS
-    return possible and whole and cut.rows in _ROWS_OF_WARPGROUPS
+    if not possible or (cut.units, cut.warps) != (32, 8) or cut.rows not in _ROWS_OF_WARPGROUPS:
+        return False
+    bounds = measured_weights(device, "persistent warpgroups")
+    return bounds["least_units"] <= cut.hidden <= bounds["most_units"]
 
 
 def _whole_tiles(cut: Tiling) -> bool:
