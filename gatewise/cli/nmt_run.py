@@ -20,7 +20,7 @@ from gatewise.cli.nmt_builds import TranslationCalls, translation_builds
 from gatewise.cli.nmt_data import SPLITS, PairMaterial, pair_material
 from gatewise.cli.nmt_memory import plan_memory
 from gatewise.cli.nmt_recipe import TranslationRecipe
-from gatewise.cli.nmt_scores import TranslationScores, metrics, score_translations
+from gatewise.cli.nmt_scores import TranslationScorer, metrics
 from gatewise.cli.recipe import to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
 from gatewise.cli.run_report import (
@@ -189,12 +189,13 @@ def _score(
 ) -> Callable[[], dict[str, float]]:
     """Return a function that scores greedy translations of validation sentences, alike in all processes."""
     translator = Translator(model, material.source, material.target)
+    most = recipe.translation.valid_sentences or None
+    references = material.parts["valid"].target[:most]
+    scorer = TranslationScorer(references, recipe.data.target_language) if processes.first else None
 
     def score() -> dict[str, float]:
-        most = recipe.translation.valid_sentences or None
         found = _translated(translator, material, "valid", translator.search(), recipe, processes, most)
-        scores = _scores(translator, material, "valid", found, recipe).figures() if processes.first else {}
-        return processes.broadcast(scores)
+        return processes.broadcast(scorer([translator.text(each) for each in found]).figures() if scorer else {})
 
     return score
 
@@ -221,13 +222,6 @@ def _translated(
 def _own_share(material: PairMaterial, split: str, processes: Processes, most: int | None) -> tuple[str, ...]:
     """Return those of the first sentences of a part that this process translates."""
     return material.parts[split].source[:most][processes.rank :: processes.count]
-
-
-def _scores(
-    translator: Translator, material: PairMaterial, split: str, found: list[Translation], recipe: TranslationRecipe
-) -> TranslationScores:
-    translations = [translator.text(each) for each in found]
-    return score_translations(translations, material.parts[split].target[: len(found)], recipe.data.target_language)
 
 
 def _describe(
@@ -273,7 +267,8 @@ def _finish(
     processes: Processes,
 ) -> None:
     best = [evaluation for evaluation in outcome.history if evaluation.best][-1]
-    test = _scores(translator, material, "test", found, recipe)
+    translations = [translator.text(each) for each in found]
+    test = TranslationScorer(material.parts["test"].target, recipe.data.target_language)(translations)
     result = {
         "valid_perplexity": perplexity(best.valid_loss),
         **{f"valid_{name.lower()}": value for name, value in best.scores.items()},
@@ -285,8 +280,7 @@ def _finish(
     }
     write_bytes(folder.result, to_json(result, indent=2).encode() + b"\n")
     check_divergence(outcome, recipe.training)
-    translations = "".join(f"{translator.text(each)}\n" for each in found)
-    write_bytes(folder.translations, translations.encode())
+    write_bytes(folder.translations, "".join(f"{each}\n" for each in translations).encode())
     plot_curves(folder.curves, outcome.history, _UNIT, measure=_MEASURE)
     console.print()
     print_early_stop(console, outcome, recipe.training)
@@ -297,7 +291,7 @@ def _finish(
     field(console, "BLEU", escape(test.bleu_signature))
     field(console, "chrF", escape(test.chrf_signature))
     compare(console, recipe.expect, result, at_least=("test_bleu", "test_exact"))
-    empty = sum(not translator.text(each).strip() for each in found)
+    empty = sum(not each.strip() for each in translations)
     unlearned = (
         f"{empty:,} of the {len(found):,} translations of the test set are empty" if 2 * empty > len(found) else ""
     )

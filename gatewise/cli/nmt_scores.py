@@ -48,13 +48,15 @@ def metrics() -> ModuleType:
     return sacrebleu.metrics
 
 
-def score_translations(translations: Sequence[str], references: Sequence[str], language: str) -> TranslationScores:
-    """Score translations against one reference each.
+class TranslationScorer:
+    """Scores translations against one reference each.
+
+    What the scores need of the references is computed once, so that scoring further translations takes less time.
 
     Args:
-        translations: The translations, at least one.
-        references: The references, one for each translation.
-        language: The language of both, such as ``"en"``; it determines how BLEU splits them into words.
+        references: The references, at least one.
+        language: The language of references and translations, such as ``"en"``; it determines how BLEU splits them
+            into words.
 
     Raises:
         MissingExtra: sacrebleu is not installed.
@@ -62,16 +64,27 @@ def score_translations(translations: Sequence[str], references: Sequence[str], l
     References:
         Post: A Call for Clarity in Reporting BLEU Scores, 2018. Popović: chrF, 2015.
     """
-    library = metrics()
-    core = language.replace("-", "_").partition("_")[0].lower()
-    tokenize = "zh" if core == "zh" else "char" if core in _BY_CHARACTER else "13a"
-    bleu, chrf = library.BLEU(tokenize=tokenize), library.CHRF()
-    pairs = list(zip(translations, references, strict=True))
-    hypotheses, wanted = list(translations), [list(references)]
-    return TranslationScores(
-        bleu=bleu.corpus_score(hypotheses, wanted).score,
-        chrf=chrf.corpus_score(hypotheses, wanted).score,
-        exact=sum(translation == reference for translation, reference in pairs) / len(pairs),
-        bleu_signature=str(bleu.get_signature()),
-        chrf_signature=str(chrf.get_signature()),
-    )
+
+    def __init__(self, references: Sequence[str], language: str) -> None:
+        library = metrics()
+        core = language.replace("-", "_").partition("_")[0].lower()
+        tokenize = "zh" if core == "zh" else "char" if core in _BY_CHARACTER else "13a"
+        self._references = list(references)
+        self._bleu = library.BLEU(tokenize=tokenize, references=[self._references])
+        self._chrf = library.CHRF(references=[self._references])
+
+    def __call__(self, translations: Sequence[str]) -> TranslationScores:
+        """Return the scores of one translation for each reference, in their order.
+
+        Raises:
+            ValueError: There are more or fewer translations than references.
+        """
+        pairs = list(zip(translations, self._references, strict=True))
+        found = list(translations)
+        return TranslationScores(
+            bleu=self._bleu.corpus_score(found, None).score,
+            chrf=self._chrf.corpus_score(found, None).score,
+            exact=sum(translation == reference for translation, reference in pairs) / len(pairs),
+            bleu_signature=str(self._bleu.get_signature()),
+            chrf_signature=str(self._chrf.get_signature()),
+        )

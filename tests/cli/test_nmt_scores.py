@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gatewise.cli.nmt_scores import score_translations
+from gatewise.cli.nmt_scores import TranslationScorer
 from gatewise.contract.errors import MissingExtra
 
 
@@ -18,7 +18,9 @@ def library():
 
 def test_scores_are_those_of_sacrebleu(library):
     answers, wanted = ["the cat sat on the mat", "a dog, perhaps", "x"], ["the cat sat on a mat", "a dog, perhaps", "y"]
-    scores = score_translations(answers, wanted, "en")
+    scorer = TranslationScorer(wanted, "en")
+    scorer(["y", "x", "a"])  # the scores of one set of translations do not depend on those before
+    scores = scorer(answers)
     assert scores.bleu == pytest.approx(library.corpus_bleu(answers, [wanted]).score)
     assert scores.chrf == pytest.approx(library.corpus_chrf(answers, [wanted]).score)
     assert 0 < scores.bleu < 100
@@ -33,18 +35,18 @@ def test_scores_are_those_of_sacrebleu(library):
     [("en", "13a"), ("pt_BR", "13a"), ("iso", "13a"), ("zh", "zh"), ("zh-Hans", "zh"), ("ja", "char"), ("ko", "char")],
 )
 def test_languages_without_spaces_are_divided_in_their_own_way(language, tokens):
-    scores = score_translations(["二〇二四年三月五日"], ["二〇二四年三月六日"], language)
+    scores = TranslationScorer(["二〇二四年三月六日"], language)(["二〇二四年三月五日"])
     assert f"|tok:{tokens}|" in scores.bleu_signature
 
 
 def test_translations_that_are_all_empty_are_scored():
-    assert score_translations(["", ""], ["a", "b"], "en").bleu == 0
+    assert TranslationScorer(["a", "b"], "en")(["", ""]).bleu == 0
 
 
 def test_without_sacrebleu_training_does_not_begin(gatewise, monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
     with pytest.raises(MissingExtra, match=r"sacrebleu.*gatewise\[train\]"):
-        score_translations(["a"], ["a"], "en")
+        TranslationScorer(["a"], "en")
     answer = gatewise("train", "nmt", "--output", "run")
     assert answer.status == 1
     expected = "scoring translations needs `sacrebleu`, which is not installed. Run: pip install 'gatewise[train]'"
