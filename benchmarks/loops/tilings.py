@@ -36,7 +36,8 @@ from gatewise.files import append_line
 from gatewise.kernels.persistent.launches import Launch, compiled
 from gatewise.kernels.persistent.launches.builds import building, launches_of
 from gatewise.kernels.persistent.sizes.exactness import exact_products
-from gatewise.kernels.persistent.sizes.tilings import Tiling, candidates
+from gatewise.kernels.persistent.sizes.tiling import Tiling
+from gatewise.kernels.persistent.sizes.tiling_choice import candidates
 from gatewise.nn import LSTM
 from gatewise.selection.timing import captured
 

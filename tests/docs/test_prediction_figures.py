@@ -50,7 +50,9 @@ def test_calls_that_would_be_faster_on_another_kernel_are_counted():
     ]
     assert {(row["sizes"][0], row["chosen"]) for row in slower} == {(1, "aten")}
     assert (len(rows), len(slower)) == (400, 3)
-    assert "Of the 400 calls of the sixth and seventh run, three took over 15 % longer than on the fastest kernel." in PAGE
+    assert (
+        "Of the 400 calls of the sixth and seventh run, three took over 15 % longer than on the fastest kernel." in PAGE
+    )
 
 
 def test_times_that_are_older_than_the_kernels_are_counted():

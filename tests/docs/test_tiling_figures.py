@@ -12,7 +12,8 @@ from benchmarks.loops.tilings import problem_of
 from gatewise.benchmarks.precision import PRECISIONS
 from gatewise.contract.device import Device
 from gatewise.contract.ranking import weights
-from gatewise.kernels.persistent.sizes.tilings import Tiling, tiling
+from gatewise.kernels.persistent.sizes.tiling import Tiling
+from gatewise.kernels.persistent.sizes.tiling_choice import tiling
 
 ROOT = Path(__file__).parents[2]
 PAGE = " ".join((ROOT / "docs" / "kernel-internals.md").read_text("utf-8").split())

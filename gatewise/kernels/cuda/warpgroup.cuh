@@ -31,9 +31,6 @@ __device__ __forceinline__ uint4 load_shared(u32 from) {
 // Makes this thread's stores to shared memory visible to the products that follow a barrier.
 __device__ __forceinline__ void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// A barrier of some warps of the block; `number` is not 0, which is that of __syncthreads.
-__device__ __forceinline__ void barrier_of(int number, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
-
 __device__ __forceinline__ void begin_group_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void end_group_products() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");

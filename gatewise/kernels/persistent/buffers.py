@@ -15,8 +15,8 @@ from gatewise.contract.saved import OutputGradients, Result
 from gatewise.kernels.cuda.scratch import Scratch, bytes_together
 from gatewise.kernels.persistent import launches
 from gatewise.kernels.persistent.launches import Masks, Operand, Tokens
+from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.step import carried_size, drops_hidden
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.stack import Layer, LayerGradients
 
 Place = tuple[tuple[int, ...], tuple[int, ...], int]

@@ -26,7 +26,7 @@ from gatewise.kernels.criteria import (
 from gatewise.kernels.cuda import formats
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from gatewise.kernels.persistent.sizes.exactness import exact_products
-from gatewise.kernels.persistent.sizes.tilings import shared_memory, tiling
+from gatewise.kernels.persistent.sizes.tiling_choice import shared_memory, tiling
 
 
 def _fits(problem: Problem, device: Device) -> bool:

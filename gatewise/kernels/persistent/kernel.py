@@ -32,8 +32,10 @@ from gatewise.kernels.persistent.sizes.memory import (
     lean_forward_pieces,
     overwrites_gates,
 )
+from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.step import carries_hidden, drops_hidden, has_fused_passes, macros_of
-from gatewise.kernels.persistent.sizes.tilings import Tiling, hidden_of, tiling
+from gatewise.kernels.persistent.sizes.tiling import Tiling
+from gatewise.kernels.persistent.sizes.tiling_choice import tiling
 
 if TYPE_CHECKING:
     from gatewise.kernels.persistent.dry_run import Memory

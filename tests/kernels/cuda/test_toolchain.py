@@ -14,7 +14,7 @@ from gatewise.contract.errors import MissingExtra
 from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import formats, toolchain
 from gatewise.kernels.persistent.launches import SOURCES
-from gatewise.kernels.persistent.sizes.tilings import tiling
+from gatewise.kernels.persistent.sizes.tiling_choice import tiling
 
 MACROS = {"SIZE": 8, **tiling(8, 1, 1, Device.named("h200"), False).macros(torch.bfloat16, ragged=False)}
 FORWARD, CODE = SOURCES / "forward.cu", device_code(LSTM())

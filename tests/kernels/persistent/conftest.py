@@ -8,7 +8,7 @@ import pytest
 from gatewise.contract import ranking
 from gatewise.kernels.persistent import dry_run, kernel, replay
 from gatewise.kernels.persistent.launches import compiled
-from gatewise.kernels.persistent.sizes import memory, tilings
+from gatewise.kernels.persistent.sizes import memory, tiling_choice
 from gatewise.kernels.persistent.sizes.segments import Cut, in_order
 
 
@@ -50,10 +50,10 @@ def overwritten(monkeypatch):
 @pytest.fixture
 def cut_where(monkeypatch):
     """Choose among those tilings that fit and that a function accepts."""
-    fits, remembered = tilings.fits, (tilings._of_one_group, tilings.tiling, compiled.launch_of)
+    fits, remembered = tiling_choice.fits, (tiling_choice._of_one_group, tiling_choice.tiling, compiled.launch_of)
 
     def of(accepts):
-        monkeypatch.setattr(tilings, "fits", lambda cut, device: accepts(cut) and fits(cut, device))
+        monkeypatch.setattr(tiling_choice, "fits", lambda cut, device: accepts(cut) and fits(cut, device))
         for one in remembered:
             one.cache_clear()
 

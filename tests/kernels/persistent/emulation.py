@@ -15,7 +15,7 @@ from gatewise.contract.problem import Layout
 from gatewise.kernels.cuda import driver, graphs
 from gatewise.kernels.persistent import dry_run, launches, replay
 from gatewise.kernels.persistent.kernel import persistent
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
+from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.sums import SUMS
 from tests.kernels.cell_code import carries_hidden, code_of
 

@@ -11,7 +11,7 @@ from gatewise.kernels.persistent import buffers
 from gatewise.kernels.persistent.buffers import states_before
 from gatewise.kernels.persistent.launches import Tokens
 from gatewise.kernels.persistent.schedules import half_products
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
+from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.stack import Layer
 from gatewise.testing import relative_error
 from tests.kernels.persistent.emulation import write_operands

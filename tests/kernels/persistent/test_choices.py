@@ -16,7 +16,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.sizes import layer_pairs, memory
 from gatewise.kernels.persistent.sizes.exactness import exact_products
-from gatewise.kernels.persistent.sizes.tilings import tiling
+from gatewise.kernels.persistent.sizes.tiling_choice import tiling
 from gatewise.kernels.stepwise.plan import product_layout_of
 
 H200 = Device.named("h200")

@@ -10,7 +10,7 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.kernels.persistent import replay
 from gatewise.kernels.persistent.kernel import persistent
-from gatewise.kernels.persistent.sizes import exactness, tilings
+from gatewise.kernels.persistent.sizes import exactness, tiling_choice
 from gatewise.kernels.persistent.sizes.step import has_fused_passes
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 from tests.pairwise import each_value, pairwise
@@ -118,7 +118,7 @@ def test_layouts(sources, cell, options):
 def test_groups_of_rows_in_turn(monkeypatch, kind):
     one = DEVICE.replace(multiprocessors=1)
     sources = launch_on_cpu(monkeypatch, one)
-    cut = tilings.tiling(8, 70, 1, one, True, 4, True)
+    cut = tiling_choice.tiling(8, 70, 1, one, True, 4, True)
     assert cut is not None
     assert cut.groups > cut.together
     check(sources, PROBLEM.replace(cell=masked(LSTM(), kind), batch=70, time=4, resets=True, **RAGGED))

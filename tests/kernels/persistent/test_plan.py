@@ -9,7 +9,7 @@ import torch
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.kernel import persistent
-from gatewise.kernels.persistent.sizes.tilings import (
+from gatewise.kernels.persistent.sizes.tiling_choice import (
     candidates,
     fits,
     multiprocessors,

@@ -29,6 +29,7 @@ SHAPES = EDGES | {
     "clusters": Problem(9, 64, 128, 1024, resets=True),
     "few-units": Problem(31, 3, 5, 1, bidirectional=True, resets=True),
     "large-weights": Problem(8, 20, 1500, 1500, resets=True),
+    "many-rows": Problem(5, 500, 64, 512, layout=Layout.DEVICE_LENGTHS, resets=True),
     "odd": Problem(29, 21, 61, 203, bidirectional=True, resets=True),
     "one-row": Problem(30, 1, 64, 1024, resets=True),
     "one-step": Problem(1, 20, 64, 256, bidirectional=True, resets=True),

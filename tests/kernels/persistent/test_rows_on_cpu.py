@@ -11,7 +11,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.schedules import row_cell
-from gatewise.kernels.persistent.sizes import exactness, tilings
+from gatewise.kernels.persistent.sizes import exactness, tiling_choice
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 
@@ -83,7 +83,7 @@ def test_layouts(sources, cell, options):
 def test_groups_of_rows_in_turn(monkeypatch):
     two = DEVICE.replace(multiprocessors=2)
     sources, cell = launch_on_cpu(monkeypatch, two), LayerNormLSTM()
-    cut = tilings.tiling(40, 70, 1, two, True, 4, True, cell_size_of(cell, backward=True))
+    cut = tiling_choice.tiling(40, 70, 1, two, True, 4, True, cell_size_of(cell, backward=True))
     assert cut is not None
     assert cut.groups > cut.together
     assert cut.blocks > 1
@@ -115,7 +115,7 @@ def test_clusters(in_clusters, cell, split, options):
     sources, problem = in_clusters(split), PROBLEM.replace(cell=cell, bias=cell.bias, hidden_size=40, **options)
     number = problem.dtype.itemsize, problem.dtype == torch.float32
     sizes = problem.hidden_size, problem.batch, problem.num_directions
-    cut = tilings.tiling(*sizes, WITH_CLUSTERS, True, *number, cell_size_of(cell, backward=True))
+    cut = tiling_choice.tiling(*sizes, WITH_CLUSTERS, True, *number, cell_size_of(cell, backward=True))
     assert cut is not None
     assert cut.split == split
     assert cut.blocks > split
@@ -162,14 +162,14 @@ def test_tilings_have_room_for_all_statistics(exact):
     assert size is not None
     assert size.widest == 11
     for batch in (1, 16, 64):
-        cut = tilings.tiling(64, batch, 1, Device.named("h200"), True, 4 if exact else 2, exact, size)
+        cut = tiling_choice.tiling(64, batch, 1, Device.named("h200"), True, 4 if exact else 2, exact, size)
         assert cut is None or 11 * cut.units // 2 <= cut.warps * (cut.tiles * 16 + 4)
 
 
 def test_several_units_of_a_thread_let_all_rows_be_computed_at_once():
     # In two rounds every step waits twice for the statistics of the other blocks.
     cell = LayerNormLSTM()
-    cut = tilings.tiling(1024, 64, 1, Device.named("h200"), True, 2, False, cell_size_of(cell, backward=True))
+    cut = tiling_choice.tiling(1024, 64, 1, Device.named("h200"), True, 2, False, cell_size_of(cell, backward=True))
     assert cut is not None
     assert cut.rounds == 1
     assert cut.cells == 2
@@ -178,7 +178,7 @@ def test_several_units_of_a_thread_let_all_rows_be_computed_at_once():
 def test_several_units_of_a_thread_leave_weights_of_many_tiles_in_shared_memory():
     # With two of four tiles in registers, the assembler spills, and a step takes twice as long (loops.jsonl).
     cell = LayerNormLSTM()
-    cut = tilings.tiling(512, 128, 1, Device.named("h200"), True, 2, False, cell_size_of(cell, backward=True))
+    cut = tiling_choice.tiling(512, 128, 1, Device.named("h200"), True, 2, False, cell_size_of(cell, backward=True))
     assert cut is not None
     assert (cut.cells, cut.tiles, cut.resident) == (2, 4, 1)
 
@@ -187,7 +187,7 @@ def test_several_units_of_a_thread_in_clusters(monkeypatch, cut_where):
     cut_where(lambda cut: not cut.backward or (cut.units, cut.rows, cut.split, cut.cells) == (16, 32, 2, 2))
     sources = launch_on_cpu(monkeypatch, WITH_CLUSTERS)
     cell = LayerNormLSTM()
-    cut = tilings.tiling(32, 40, 1, WITH_CLUSTERS, True, 2, False, cell_size_of(cell, backward=True))
+    cut = tiling_choice.tiling(32, 40, 1, WITH_CLUSTERS, True, 2, False, cell_size_of(cell, backward=True))
     assert cut is not None
     assert (cut.units, cut.rows, cut.split, cut.cells) == (16, 32, 2, 2)
     problem = PROBLEM.replace(batch=40, hidden_size=32, time=3, cell=cell, dtype=torch.bfloat16, bias=cell.bias)

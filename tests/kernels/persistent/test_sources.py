@@ -17,7 +17,7 @@ from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.persistent.launches import SOURCES
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from gatewise.kernels.persistent.sizes.step import code_of, has_fused_passes, macros_of
-from gatewise.kernels.persistent.sizes.tilings import stacked_tiling, tiling
+from gatewise.kernels.persistent.sizes.tiling_choice import stacked_tiling, tiling
 from tests.compilers import nvrtc_version
 from tests.kernels.cell_code import FUSED
 from tests.pairwise import each_value, exhaustive_unless, pairwise
@@ -60,7 +60,14 @@ def test_products_by_warpgroups_spill_next_to_nothing(batch, rows, cell, float16
     assert (cut.warpgroups, cut.rows) == (True, rows)
     _, taken = compiled("forward", "sm_90a", cut, float16=float16, cell=cell)
     assert taken.registers >= cut.weight_registers
-    assert taken.spilled_bytes <= 8
+    assert taken.spilled_bytes <= 16  # a few addresses that are used once
+
+
+def test_products_of_64_rows_by_warpgroups_compile_with_resets():
+    cut = tiling(512, 500, 1, Device.named("h200"), False, 2)
+    assert (cut.warpgroups, cut.rows) == (True, 64)
+    binary, _ = compiled("forward", "sm_90a", cut, ragged=True, resets=True)
+    assert binary[:4] == b"\x7fELF"
 
 
 def shapes(*sizes):

@@ -11,7 +11,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.launches import compiled
-from gatewise.kernels.persistent.sizes import exactness, layer_pairs, tilings
+from gatewise.kernels.persistent.sizes import exactness, layer_pairs, tiling_choice
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 
 DEVICE = Device.named("a100").replace(multiprocessors=6)  # no clusters, which need their own instructions
@@ -81,7 +81,7 @@ def test_more_loads_than_are_in_flight(monkeypatch, numbers):
 def _with_many_loads(usual, hidden_size, batch, directions, device, *asked, **options):
     """Return a tiling of few warps with several spans in a poll, and more polls in a step than are in flight."""
     assert usual(hidden_size, batch, directions, device, *asked, **options) is not None
-    found = tilings.candidates(hidden_size, batch, directions, device, *asked)
+    found = tiling_choice.candidates(hidden_size, batch, directions, device, *asked)
     found = [cut for cut in found if cut.chunk > 1 and cut.rows // 8 * -(-cut.spans // cut.chunk) > cut.ahead]
     return min(found, key=lambda cut: (cut.spans % cut.chunk == 0, cut.blocks * cut.rows * cut.warps))
 
@@ -89,7 +89,7 @@ def _with_many_loads(usual, hidden_size, batch, directions, device, *asked, **op
 def test_groups_of_rows_in_turn(monkeypatch):
     one = DEVICE.replace(multiprocessors=1)
     sources = launch_on_cpu(monkeypatch, one)
-    cut = tilings.tiling(8, 70, 1, one, True, 4, True)
+    cut = tiling_choice.tiling(8, 70, 1, one, True, 4, True)
     assert cut is not None
     assert cut.groups > cut.together
     check(sources, PROBLEM.replace(batch=70, time=4, **RAGGED))

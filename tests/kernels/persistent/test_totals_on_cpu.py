@@ -9,7 +9,7 @@ from gatewise.contract.device import Device
 from gatewise.kernels.persistent.launches import compiled
 from gatewise.kernels.persistent.sizes import exactness
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
-from gatewise.kernels.persistent.sizes.tilings import tiling
+from gatewise.kernels.persistent.sizes.tiling_choice import tiling
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 from tests.kernels.persistent.test_rows_on_cpu import (
     DEVICE,

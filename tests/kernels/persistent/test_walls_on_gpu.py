@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gatewise.contract.device import Device
-from gatewise.kernels.persistent.sizes import tilings
+from gatewise.kernels.persistent.sizes import tiling_choice
 from gatewise.testing.trials import Setting, trial
 
 NUMBERS = ("bfloat16", "float16", "float32", "exact")
@@ -14,7 +14,7 @@ SIZES = (3, 20, 31, 36, 60, 100, 156, 220, 300, 333, 420, 540, 580, 651, 660, 82
 
 def test_the_sizes_have_blocks_whose_units_are_not_all_the_layers():
     device = Device.named("h200")
-    cuts = [(size, tilings.tiling(size, 20, 1, device, False)) for size in SIZES if size > 500]
+    cuts = [(size, tiling_choice.tiling(size, 20, 1, device, False)) for size in SIZES if size > 500]
     assert sum(cut is not None and size % cut.units == 0 and size % 8 > 0 for size, cut in cuts) >= 2
 
 
@@ -22,7 +22,7 @@ def sizes_that_fit(number, device):
     number_of_bytes, exact = 4 if number in ("float32", "exact") else 2, number == "exact"
 
     def fits(size, backward):
-        return tilings.tiling(size, 20, 1, device, backward, number_of_bytes, exact) is not None
+        return tiling_choice.tiling(size, 20, 1, device, backward, number_of_bytes, exact) is not None
 
     return [size for size in SIZES if fits(size, False) and fits(size, True)]
 

@@ -11,14 +11,14 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.ranking import weights
 from gatewise.kernels.persistent.kernel import persistent
-from gatewise.kernels.persistent.sizes import tilings
+from gatewise.kernels.persistent.sizes import tiling_choice
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 from tests.kernels.persistent.test_sources_on_cpu import check
 
 DEVICE = Device.named("h200").replace(multiprocessors=12)
 RAGGED = {"layout": Layout.DEVICE_LENGTHS}
 PROBLEM = Problem(5, 20, 5, 40, dtype=torch.bfloat16, needs_grad=True)
-REMEMBERED = tilings._of_one_group, tilings.tiling
+REMEMBERED = tiling_choice._of_one_group, tiling_choice.tiling
 
 
 def of_any_size(device, name):
@@ -28,14 +28,14 @@ def of_any_size(device, name):
 @pytest.fixture
 def by_warpgroups(monkeypatch):
     """Have forward passes of any size cut for warpgroups, into blocks of so many rows."""
-    real = tilings.fits
+    real = tiling_choice.fits
 
     def of(rows):
         def fits(cut, device):
             return (cut.backward or (cut.warpgroups and cut.rows == rows)) and real(cut, device)
 
-        monkeypatch.setattr(tilings, "fits", fits)
-        monkeypatch.setattr(tilings, "measured_weights", of_any_size)
+        monkeypatch.setattr(tiling_choice, "fits", fits)
+        monkeypatch.setattr(tiling_choice, "measured_weights", of_any_size)
         for one in REMEMBERED:
             one.cache_clear()
         return launch_on_cpu(monkeypatch, DEVICE)
@@ -54,12 +54,13 @@ def by_warpgroups(monkeypatch):
         (32, {"hidden_size": 33, "batch": 40, "bidirectional": True, **RAGGED}),
         (48, {"hidden_size": 136, "batch": 50, "time": 2, "cell": RNN("relu")}),
         (64, {"hidden_size": 40, "batch": 150, "time": 3}),
+        (64, {"hidden_size": 40, "batch": 70, "time": 3, "resets": True, **RAGGED}),
     ],
     ids=str,
 )
 def test_values_and_gradients(by_warpgroups, rows, options):
     sources, problem = by_warpgroups(rows), PROBLEM.replace(**options)
-    chosen = tilings.tiling(problem.hidden_size, problem.batch, problem.num_directions, DEVICE, False)
+    chosen = tiling_choice.tiling(problem.hidden_size, problem.batch, problem.num_directions, DEVICE, False)
     assert chosen is not None
     assert chosen.warpgroups
     check(sources, problem, 1e-2 if problem.dtype == torch.float16 else 5e-2)
@@ -98,7 +99,7 @@ def test_nan_stays_in_its_row(by_warpgroups):
 )
 def test_where_they_are_chosen(device, sizes, wanted):
     """Forward passes in 16 bits on Hopper, where each block has many rows."""
-    chosen = tilings.tiling(*sizes[:3], Device.named(device), *sizes[3:])
+    chosen = tiling_choice.tiling(*sizes[:3], Device.named(device), *sizes[3:])
     assert chosen is not None
     assert chosen.warpgroups == wanted
 

@@ -9,7 +9,7 @@
 // z = 0 compute the second layer, those of z = 1 multiply its gradients with its input weights, and those of z = 2 compute
 // the first layer.
 //
-// Compile-time constants (the tiling, see tilings.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
+// Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // SPLIT (1, 2 or 4), ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, STAGED, SHARED_BYTES; RAGGED (rows have
 // lengths), STACKED; PAUSE (in 16 bits: the clock cycles between the stores of a step and the first loads of those of other
 // blocks); RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with
@@ -36,7 +36,7 @@ constexpr int RECEIVED = SPLIT * ROWS * UNITS;  // floats a block receives in a 
 #else
 constexpr int RECEIVED = 0;
 #endif
-static_assert(WORKING_BYTES + LENT_WORDS * 16 + 2 * RECEIVED * 4 == SHARED_BYTES, "the same as in tilings.py");
+static_assert(WORKING_BYTES + LENT_WORDS * 16 + 2 * RECEIVED * 4 == SHARED_BYTES, "the same as in tiling.py");
 
 // Arrays of two pointers are for the two directions, with STACKED for the two layers of a pair; then D is 2 in the shapes of
 // states and 1 in the shapes of columns. A tensor with a value for each token has that of step t and row n at index

@@ -6,7 +6,7 @@
 // z = 0 compute the first layer, those of z = 1 multiply its outputs with the input weights of the second layer, and those of
 // z = 2 compute the second layer.
 //
-// Compile-time constants (the tiling, see tilings.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
+// Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, SHARED_BYTES; WARPGROUPS (the product is that of
 // warpgroup_product.cuh); RAGGED (rows have lengths), STACKED; RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see
 // matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of masks.cuh.
@@ -58,9 +58,14 @@ struct Forward {
 #endif
 };
 
-static_assert(2 * PARTS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, "the same as in tilings.py");
+static_assert(2 * PARTS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, "the same as in tiling.py");
 static_assert(!WITH_MASKS || !STACKED, "layers with masks are computed one by one");
-static_assert(!RESETS || 2 * ROWS * 4 + UNITS * 16 + 2 * ROWS <= 1024, "the kilobyte of a block that tilings leave for static memory");
+#if WARPGROUPS
+constexpr int MOST_STATIC_BYTES = 2048;  // that tilings leave of a block's memory
+#else
+constexpr int MOST_STATIC_BYTES = 1024;
+#endif
+static_assert(!RESETS || 2 * ROWS * 4 + UNITS * 16 + 2 * ROWS <= MOST_STATIC_BYTES, "as much as tilings leave for static memory");
 
 // Loads the weights of the block's tiles from rows of `source`: row r of the tiles is gate sum r % 4 of unit r / 4, so that the
 // four sums of a cell are neighbours.

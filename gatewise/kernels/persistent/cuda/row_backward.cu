@@ -26,7 +26,7 @@ constexpr int RECEIVED = 0;
 #endif
 constexpr int PRODUCT_BYTES = WORKING_BYTES + LENT_WORDS * 16 + 2 * RECEIVED * 4;
 constexpr int CELL_FLOATS = PARAMETERS + SUMS;  // of each cell: the gradients of the parameters and the sums, over all steps
-static_assert(PRODUCT_BYTES + (UNITS * UNIT_FLOATS + ROWS * ROW_FLOATS + ROWS * UNITS * CELL_FLOATS) * 4 == SHARED_BYTES, "the same as in tilings.py");
+static_assert(PRODUCT_BYTES + (UNITS * UNIT_FLOATS + ROWS * ROW_FLOATS + ROWS * UNITS * CELL_FLOATS) * 4 == SHARED_BYTES, "the same as in tiling.py");
 static_assert(PAIRS * ROWS * QUADS * 2 <= WARPS * PARTIAL_FLOATS, "pairs of quads fit in the memory of a step's partial sums");
 
 // Arrays of two pointers are for the two directions. Tokens are in the order of steps or of rows, as backward.cu describes it.

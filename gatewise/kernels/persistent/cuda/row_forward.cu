@@ -47,7 +47,7 @@ struct Forward {
 static_assert(MASKS == STEP_MASKS, "the masks of the cell's code");
 
 constexpr int PRODUCT_BYTES = 2 * WARPS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16;
-static_assert(PRODUCT_BYTES + (UNITS * UNIT_FLOATS + ROWS * ROW_FLOATS) * 4 == SHARED_BYTES, "the same as in tilings.py");
+static_assert(PRODUCT_BYTES + (UNITS * UNIT_FLOATS + ROWS * ROW_FLOATS) * 4 == SHARED_BYTES, "the same as in tiling.py");
 static_assert(PAIRS * ROWS * QUADS * 2 <= WARPS * PARTIAL_FLOATS, "pairs of quads fit in the memory of a step's partial sums");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(const Forward p) {

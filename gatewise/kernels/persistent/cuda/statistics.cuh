@@ -22,7 +22,7 @@ constexpr int BLOCKS = (HIDDEN + UNITS_TOGETHER - 1) / UNITS_TOGETHER * SPLIT;  
 constexpr int PAIRED_BLOCKS = (BLOCKS + 1) / 2;                               // a load has the pairs of two blocks
 constexpr int BLOCK_PAIRS = 2 * PLACES * PAIRS * ROWS * PAIRED_BLOCKS * 2;    // the pairs of blocks in the memory of a row group
 constexpr int RING_PAIRS = BLOCK_PAIRS + 2 * PLACES * PAIRS * ROWS;           // and with the totals behind them
-static_assert(2 * RING_PAIRS == RING_WORDS, "the same as in tilings.py");
+static_assert(2 * RING_PAIRS == RING_WORDS, "the same as in tiling.py");
 
 // A mean and a sum of squares about the mean, or two sums.
 struct TwoNumbers {

@@ -1,33 +1,30 @@
 // The recurrent matrix product of one step by warpgroups, with the functions of product.cuh: weights in registers, and batch
 // rows in shared memory, from which all warps read them.
 //
-// TILES x 16 rows of weights are divided among TILE_GROUPS warpgroups, 64 rows each, the last of which may be zeros; the depth is
-// divided into PARTS slices. So a value has PARTS partial sums and not one for each warp, which is less to add up in shared
-// memory: with many batch rows that takes longer than the products. The tilings of tilings.py have one part. 16-bit formats only.
+// A warp multiplies one tile of 16 rows of weights over the whole depth. So a value has one sum and not one for each warp, of
+// which the addition in shared memory takes longer than the products if there are many batch rows. 16-bit formats only.
 #pragma once
 #include "factors.cuh"
 #include "warpgroup.cuh"
 
-constexpr int SPAN = 32;                                       // the values of a row of weights that four lanes load
-constexpr int TILE_GROUPS = (TILES + 3) / 4;
-constexpr int PARTS = WARPS / 4 / TILE_GROUPS;
-static_assert(PARTS * TILE_GROUPS * 4 == WARPS, "whole warpgroups");
-constexpr int SLICE = (WIDTH + 16 * PARTS - 1) / (16 * PARTS) * 16;  // the depth of a part
-constexpr int PRODUCTS = SLICE / 16;                           // of a warpgroup, one after another
-constexpr int PANELS = (SLICE + PANEL - 1) / PANEL;            // of a part
-constexpr int PARTIAL_STRIDE = TILE_GROUPS * 64 + 4;           // in floats; the padding avoids bank conflicts of stores
+static_assert(TILES == WARPS && WARPS % 4 == 0, "a tile for each warp, in whole warpgroups");
+constexpr int SPAN = 32;                            // the values of a row of weights that four lanes load
+constexpr int DEPTH_PADDED = (WIDTH + 15) / 16 * 16;
+constexpr int PRODUCTS = DEPTH_PADDED / 16;         // of a warpgroup, one after another
+constexpr int PANELS = (DEPTH_PADDED + PANEL - 1) / PANEL;
+constexpr int PARTS = 1;                            // the sums of each value
+constexpr int PARTIAL_STRIDE = TILES * 16 + 4;      // in floats; the padding avoids bank conflicts of stores
 constexpr int PARTIAL_FLOATS = ROWS * PARTIAL_STRIDE;
-constexpr int LENT_WORDS = (PARTS * PANELS * PANEL_BYTES + 1024) / 16;  // the shared memory of the panels, before it is aligned
-constexpr int SHARERS = TILE_GROUPS * 128;                     // the threads that copy and multiply a slice
-constexpr int CHUNKS = SLICE / 8;                              // the copies of a batch row of a slice, 16 bytes each
-constexpr int COPIES = (ROWS * CHUNKS + SHARERS - 1) / SHARERS;  // of a thread
+constexpr int LENT_WORDS = (PANELS * PANEL_BYTES + 1024) / 16;  // the shared memory of the panels, before it is aligned
+constexpr int CHUNKS = DEPTH_PADDED / 8;            // the copies of a batch row, 16 bytes each
+constexpr int COPIES = (ROWS * CHUNKS + THREADS - 1) / THREADS;  // of a thread
 
-__device__ __forceinline__ int own_part() { return (int)(threadIdx.x >> 5) / (TILE_GROUPS * 4); }
-__device__ __forceinline__ int own_tile() { return (int)(threadIdx.x >> 5) % (TILE_GROUPS * 4); }
+__device__ __forceinline__ int own_part() { return 0; }
+__device__ __forceinline__ int own_tile() { return threadIdx.x >> 5; }
 
 struct Weights {
     u32 held[PRODUCTS][4];
-    u32 panels;  // the address of the part's panels in shared memory
+    u32 panels;  // the address of the panels in shared memory
 };
 
 struct Scales {
@@ -35,7 +32,7 @@ struct Scales {
 };
 
 // The index along the depth of the first value of a lane's 16 bytes of a row of weights.
-__device__ __forceinline__ int depth_of(int span) { return own_part() * SLICE + span * SPAN + (threadIdx.x & 3) * (SPAN / 4); }
+__device__ __forceinline__ int depth_of(int span) { return span * SPAN + (threadIdx.x & 3) * (SPAN / 4); }
 
 // Transposes a 4 x 4 matrix of words in four neighbouring lanes: lane j passes row j and receives column j.
 __device__ __forceinline__ uint4 transposed_words(uint4 own) {
@@ -49,15 +46,13 @@ __device__ __forceinline__ uint4 transposed_words(uint4 own) {
 // Loads all weights, as in product.cuh; `room` becomes the memory of the panels.
 template <class Arrive, class PairAt>
 __device__ __forceinline__ void load_weights(Weights& weights, uint4* room, Arrive arrive, PairAt pair_at) {
-    const u32 first = (shared_address(room) + 1023) & ~1023u;
-    weights.panels = first + own_part() * PANELS * PANEL_BYTES;
+    weights.panels = (shared_address(room) + 1023) & ~1023u;
     // Values after the end of the depth stay zeros.
-    for (u32 at = threadIdx.x * 16; at < PARTS * PANELS * PANEL_BYTES; at += THREADS * 16) store_shared(first + at, make_uint4(0, 0, 0, 0));
+    for (u32 at = threadIdx.x * 16; at < PANELS * PANEL_BYTES; at += THREADS * 16) store_shared(weights.panels + at, make_uint4(0, 0, 0, 0));
 #pragma unroll
     for (int span = 0; span < (PRODUCTS + 1) / 2; ++span) {
         arrive(span);
-        Pair pair = {{make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)}};
-        if (own_tile() < TILES) pair = pair_at(own_tile(), span);
+        const Pair pair = pair_at(own_tile(), span);
         const uint4 a = pair.half[0], b = pair.half[1];
         const uint4 upper = transposed_words(make_uint4(a.x, a.z, b.x, b.z)), lower = transposed_words(make_uint4(a.y, a.w, b.y, b.w));
         u32(&even)[4] = weights.held[2 * span];
@@ -72,10 +67,10 @@ __device__ __forceinline__ void load_weights(Weights& weights, uint4* room, Arri
 
 struct InFlight {};  // copies to shared memory take no registers
 
-// The thread's index among those that share a slice. The compiler must not compute all addresses of its copies before the first
-// step, because the registers hold weights.
-__device__ __forceinline__ int own_sharer() {
-    int index = (int)threadIdx.x % SHARERS;
+// The thread's index. The compiler must not compute all addresses of its copies before the first step, because the registers
+// hold weights.
+__device__ __forceinline__ int own_index() {
+    int index = (int)threadIdx.x;
     forget_results_of(index);
     return index;
 }
@@ -93,10 +88,10 @@ struct Item {
     }
 };
 
-__device__ __forceinline__ Item item_of(int sharer, int number) {
-    const int index = sharer + number * SHARERS, chunk = index % CHUNKS;
-    const bool whole = ROWS * CHUNKS % SHARERS == 0 && PARTS * SLICE == WIDTH;
-    return {min(index / CHUNKS, ROWS - 1), chunk, whole || (index < ROWS * CHUNKS && own_part() * SLICE + chunk * 8 < WIDTH)};
+__device__ __forceinline__ Item item_of(int thread, int number) {
+    const int index = thread + number * THREADS, chunk = index % CHUNKS;
+    const bool whole = ROWS * CHUNKS % THREADS == 0 && DEPTH_PADDED == WIDTH;
+    return {min(index / CHUNKS, ROWS - 1), chunk, whole || (index < ROWS * CHUNKS && chunk * 8 < WIDTH)};
 }
 
 // Loads begin when the last values of a step are there, in `finish_product`.
@@ -106,7 +101,7 @@ __device__ __forceinline__ void begin_product(InFlight&, RowAt, int) {}
 template <class RowAt>
 __device__ __forceinline__ void finish_product(InFlight&, const Weights& weights, RowAt row_at, int step, float* partial, Patience& patience, Scales&) {
     patience.polls = 0;
-    const int first = own_sharer();
+    const int first = own_index();
 #pragma unroll 4
     for (int number = 0; number < COPIES; ++number) {
         const Item item = item_of(first, number);
@@ -117,10 +112,10 @@ __device__ __forceinline__ void finish_product(InFlight&, const Weights& weights
     do {
         wait_for_copies<0>();
         missing = false;
-        const int sharer = own_sharer();
+        const int again = own_index();
 #pragma unroll 4
         for (int number = 0; number < COPIES; ++number) {
-            const Item item = item_of(sharer, number);
+            const Item item = item_of(again, number);
             if (!item.exists || !is_unwritten(load_shared(item.place(weights)))) continue;
             const Row row = row_at(item.row, step);
             if (!row.polled) continue;
@@ -130,7 +125,7 @@ __device__ __forceinline__ void finish_product(InFlight&, const Weights& weights
         end_group_of_copies();
     } while (__any_sync(EVERY_LANE, missing) && patience.is_left());
     publish_to_products();
-    barrier_of(1 + own_part(), SHARERS);
+    __syncthreads();
     float sum[ROWS / 8][4];
 #pragma unroll
     for (int group = 0; group < ROWS / 8; ++group) sum[group][0] = sum[group][1] = sum[group][2] = sum[group][3] = 0.f;
@@ -140,7 +135,6 @@ __device__ __forceinline__ void finish_product(InFlight&, const Weights& weights
         multiply_in_group(sum, weights.held[number], at_step(described(weights.panels + number / 4 * PANEL_BYTES), number % 4), number > 0);
     end_group_products();
     const int lane = threadIdx.x & 31;
-    if (own_tile() >= TILES) return;
     float* out = partial + 2 * (lane & 3) * PARTIAL_STRIDE + own_tile() * 16 + (lane >> 2);
 #pragma unroll
     for (int group = 0; group < ROWS / 8; ++group, out += 8 * PARTIAL_STRIDE) {

@@ -19,7 +19,7 @@ from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent.launches.compiled import SOURCES, Launch, on, pointers_of_each_direction
 from gatewise.kernels.persistent.launches.passes import LayerWeights, planes
 from gatewise.kernels.persistent.sizes.exactness import exact_products
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
+from gatewise.kernels.persistent.sizes.padding import hidden_of
 
 _THREADS = 128
 _SORTING_THREADS = 256

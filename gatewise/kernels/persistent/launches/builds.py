@@ -18,7 +18,7 @@ from gatewise.kernels.persistent.launches import Launch, backward_launch, forwar
 from gatewise.kernels.persistent.launches.auxiliary import Copying
 from gatewise.kernels.persistent.launches.half_products import Rounding
 from gatewise.kernels.persistent.sizes import half_operands, layer_pairs
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
+from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.sums import SUMS
 
 

@@ -20,7 +20,8 @@ from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.free_multiprocessors import device_of_pass
 from gatewise.kernels.persistent.sizes.step import code_of, has_fused_passes, macros_of
-from gatewise.kernels.persistent.sizes.tilings import Tiling, stacked_tiling, tiling
+from gatewise.kernels.persistent.sizes.tiling import Tiling
+from gatewise.kernels.persistent.sizes.tiling_choice import stacked_tiling, tiling
 
 _NO_CHANGE = contextlib.nullcontext()
 SOURCES = Path(__file__).parents[1] / "cuda"

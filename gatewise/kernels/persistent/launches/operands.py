@@ -14,7 +14,7 @@ from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent.launches.auxiliary import copying_code
 from gatewise.kernels.persistent.launches.compiled import on
 from gatewise.kernels.persistent.launches.tokens import Tokens
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
+from gatewise.kernels.persistent.sizes.padding import hidden_of
 
 MOST_OPERANDS = 4
 _THREADS = 128

@@ -23,8 +23,8 @@ from gatewise.kernels.persistent.schedules import matrix_products, recomputation
 from gatewise.kernels.persistent.schedules.recomputation import SegmentedLayer
 from gatewise.kernels.persistent.sizes import memory
 from gatewise.kernels.persistent.sizes.exactness import exact_products
+from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.segments import Segment, visited_together
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.stack import Layer, LayerGradients
 from gatewise.kernels.sums import of_input, recurrent_runs
 

@@ -45,7 +45,7 @@ from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import buffers, launches
 from gatewise.kernels.persistent.launches import Columns, HalfResult, Operand, Part, Rows, Scale, Tokens
 from gatewise.kernels.persistent.sizes import half_operands
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
+from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.sums import input_runs, of_input, recurrent_runs
 

@@ -19,7 +19,7 @@ from gatewise.kernels.persistent import buffers, launches
 from gatewise.kernels.persistent.launches import BetweenLayers, LayerWeights, Pair, Tokens
 from gatewise.kernels.persistent.schedules import layer_gradients, matrix_products
 from gatewise.kernels.persistent.sizes import memory
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
+from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.stack import Layer, LayerGradients, survivors_scale
 
 

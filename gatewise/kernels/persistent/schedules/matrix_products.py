@@ -20,7 +20,7 @@ from gatewise.kernels.persistent import buffers, launches
 from gatewise.kernels.persistent.launches import Operand, Tokens
 from gatewise.kernels.persistent.sizes import memory
 from gatewise.kernels.persistent.sizes.exactness import exact_products
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
+from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.sums import SUMS, Run, of_input, recurrent_runs
 

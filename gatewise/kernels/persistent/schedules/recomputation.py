@@ -18,8 +18,8 @@ from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import buffers, launches
 from gatewise.kernels.persistent.launches import Operand, Tokens
 from gatewise.kernels.persistent.schedules import matrix_products
+from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.segments import Segment, parted
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.stack import Layer, LayerGradients
 from gatewise.kernels.sums import Run, input_runs, of_input
 

@@ -18,8 +18,8 @@ from gatewise.kernels.persistent.buffers import Entered
 from gatewise.kernels.persistent.launches import KeptRows, Launch, RowWeights, Tokens
 from gatewise.kernels.persistent.schedules import matrix_products
 from gatewise.kernels.persistent.sizes.cell_size import has_two_tensors
+from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.step import drops_hidden
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.stack import Layer, LayerGradients
 from gatewise.kernels.sums import recurrent_runs
 

@@ -16,8 +16,8 @@ from gatewise.kernels.persistent.buffers import Entered
 from gatewise.kernels.persistent.launches import LayerWeights, Tokens
 from gatewise.kernels.persistent.schedules import layer_gradients, matrix_products
 from gatewise.kernels.persistent.sizes import memory
+from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.step import drops_hidden
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.stack import Layer, LayerGradients
 
 

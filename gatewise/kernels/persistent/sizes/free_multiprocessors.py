@@ -8,7 +8,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from gatewise.kernels.persistent.sizes.exactness import exact_products
-from gatewise.kernels.persistent.sizes.tilings import tiling
+from gatewise.kernels.persistent.sizes.tiling_choice import tiling
 
 
 def device_of_pass(problem: Problem, device: Device, *, backward: bool) -> Device:

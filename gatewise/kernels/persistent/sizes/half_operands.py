@@ -14,8 +14,8 @@ from gatewise.kernels.cuda.deep_products import widens
 from gatewise.kernels.persistent.sizes import layer_pairs
 from gatewise.kernels.persistent.sizes.exactness import rounds_to_tf32
 from gatewise.kernels.persistent.sizes.memory import copies_states
+from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.step import has_fused_passes
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
 from gatewise.kernels.sums import SUMS
 
 _MEASURED = (9, 0)  # the compute capability of the GPU on which products were timed

@@ -13,7 +13,8 @@ from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.free_multiprocessors import device_of_pass
 from gatewise.kernels.persistent.sizes.memory import is_laid_out
 from gatewise.kernels.persistent.sizes.step import has_fused_passes
-from gatewise.kernels.persistent.sizes.tilings import Tiling, stacked_tiling, tiling
+from gatewise.kernels.persistent.sizes.tiling import Tiling
+from gatewise.kernels.persistent.sizes.tiling_choice import stacked_tiling, tiling
 
 
 def turns(problem: Problem, device: Device, *, backward: bool) -> list[tuple[int, ...]]:

@@ -15,9 +15,9 @@ from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.sizes.exactness import rounds_to_tf32
+from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.segments import Cut, evenly, in_order, mirrored
 from gatewise.kernels.persistent.sizes.step import has_fused_passes
-from gatewise.kernels.persistent.sizes.tilings import hidden_of
 
 _MOST_LAID_OUT = 1 << 28  # bytes of the gates of all layers
 _COUNTS = (1, 2, 3, 5, 7, 9, 11, 13, 15)  # of segments

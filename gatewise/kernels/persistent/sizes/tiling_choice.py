@@ -1,0 +1,171 @@
+"""Choose the tiling of a pass with the least predicted time among all that fit on a device."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+
+from gatewise.contract.device import Device
+from gatewise.contract.ranking import weights as measured_weights
+from gatewise.kernels.persistent.sizes.cell_size import CellSize
+from gatewise.kernels.persistent.sizes.padding import hidden_of
+from gatewise.kernels.persistent.sizes.tiling import Tiling
+
+_UNITS = (8, 12, 16, 20, 24, 32)
+_ROWS = (8, 16, 24, 32, 48, 64)
+_WARPS = (4, 8, 16)
+_ROWS_OF_WARPGROUPS = (24, 32, 48, 64)  # with a product in warpgroup.cuh
+_ROWS_OF_STACKED = 3  # of blocks: two layers, and the products between them
+
+
+@functools.lru_cache(maxsize=4096)
+def tiling(
+    hidden_size: int,
+    batch: int,
+    directions: int,
+    device: Device,
+    backward: bool,
+    value_bytes: int = 2,
+    exact: bool = False,
+    cell_size: CellSize | None = None,
+    masked: bool = False,
+) -> Tiling | None:
+    """Return the tiling with the least predicted time, or None when the weights do not fit on the chip.
+
+    Both directions go into one launch where there is room for them; otherwise `Tiling.directions` is 1 and they follow
+    each other. With `masked`, the tiling is for a cell with masks, which take registers that products by warpgroups
+    need for many cells.
+    """
+    return min(
+        (
+            candidate
+            for together in sorted({1, directions})
+            for candidate in candidates(hidden_size, batch, together, device, backward, value_bytes, exact, cell_size)
+            if not (masked and candidate.warpgroups)
+        ),
+        key=lambda candidate: candidate.step_clocks(device) * directions / candidate.directions,
+        default=None,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def stacked_tiling(
+    hidden_size: int, batch: int, device: Device, backward: bool, value_bytes: int = 2, exact: bool = False
+) -> Tiling | None:
+    """Return the tiling of two stacked layers in one launch with the least predicted time; None if there is no room."""
+    sizes = hidden_size, batch, _ROWS_OF_STACKED, device, backward, value_bytes, exact
+    found = [dataclasses.replace(each, stacked=True) for each in candidates(*sizes) if not each.warpgroups]
+    return min(found, key=lambda candidate: candidate.step_clocks(device), default=None)
+
+
+def candidates(
+    hidden_size: int,
+    batch: int,
+    directions: int,
+    device: Device,
+    backward: bool,
+    value_bytes: int = 2,
+    exact: bool = False,
+    cell_size: CellSize | None = None,
+) -> list[Tiling]:
+    """Return every tiling that fits on the device with so many directions at once."""
+    found = []
+    one_row = exact and batch == 1
+    for cut in _of_one_group(hidden_of(hidden_size), device, backward, value_bytes, exact, one_row, cell_size):
+        if cut.rows >= batch + 8 and cut.rows > 8:
+            continue
+        groups = math.ceil(batch / cut.rows)
+        together = min(groups, multiprocessors(device, cut.split) // (cut.blocks * directions))
+        if together > 0:
+            found.append(dataclasses.replace(cut, groups=groups, together=together, directions=directions))
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _of_one_group(
+    hidden: int,
+    device: Device,
+    backward: bool,
+    value_bytes: int,
+    exact: bool,
+    one_row: bool,
+    cell_size: CellSize | None,
+) -> tuple[Tiling, ...]:
+    """Return every tiling of which a block fits on the device: the same for each of the many batches asked for."""
+    splits = (1, 2, 4) if backward and device.capability >= (9, 0) else (1,)
+    found = []
+    for units, rows, warps, split in itertools.product(_UNITS, _ROWS, _WARPS, splits):
+        numbers = {"value_bytes": value_bytes, "exact": exact, "one_row": one_row, "cell_size": cell_size}
+        cut = Tiling(hidden, units, rows, warps, 1, split, backward, **numbers)
+        if _whole_tiles(cut):
+            found += [placed for placed in _with_weights_placed(cut) if fits(placed, device)]
+        if _has_warpgroups(cut, device):
+            by_warpgroups = dataclasses.replace(cut, resident=cut.tiles, warpgroups=True)
+            found += [by_warpgroups] if fits(by_warpgroups, device) else []
+    return tuple(found)
+
+
+def _with_weights_placed(cut: Tiling) -> list[Tiling]:
+    """Return a tiling of one resident tile with as many of them as leave registers for loads."""
+    # All of them in registers if three loads in flight have room beside them; otherwise as many as leave room for four.
+    # Scaled ones take half the registers, and twice the loads: or as many as leave room for six.
+    whole = dataclasses.replace(cut, resident=cut.tiles)
+    rooms = (3, 6) if cut.scaled else (3,) if _registers_fit(whole, loads=3) else (4,)
+    placed = []
+    for loads in rooms:
+        # Of all but the last tile, each takes as many registers as the first.
+        more = (cut.free_registers - 4 * loads) // cut.weight_registers
+        some = 1 + max(0, min(more, cut.tiles - 2))
+        placed.append(whole if _registers_fit(whole, loads) else dataclasses.replace(cut, resident=some))
+    return list(dict.fromkeys(placed))
+
+
+def _has_warpgroups(cut: Tiling, device: Device) -> bool:
+    """Whether the product of a tiling can be computed by two warpgroups, and takes less time then."""
+    # wgmma is an instruction of this architecture alone.
+    possible = device.capability == (9, 0) and cut.value_bytes == 2 and not cut.backward and cut.cell_size is None
+    if not possible or (cut.units, cut.warps) != (32, 8) or cut.rows not in _ROWS_OF_WARPGROUPS:
+        return False
+    bounds = measured_weights(device, "persistent warpgroups")
+    return bounds["least_units"] <= cut.hidden <= bounds["most_units"]
+
+
+def _whole_tiles(cut: Tiling) -> bool:
+    return not (cut.backward and cut.split * cut.units % 16)
+
+
+def _registers_fit(cut: Tiling, loads: int) -> bool:
+    return 4 * loads <= cut.free_registers
+
+
+def fits(cut: Tiling, device: Device) -> bool:
+    """Whether a block fits in one multiprocessor, with whole tensor-core tiles."""
+    if not (_whole_tiles(cut) and _registers_fit(cut, loads=1) and cut.shared_bytes <= shared_memory(device)):
+        return False
+    # The pairs of four units each take the place of the partial sums of a step.
+    if cut.cell_size and cut.cell_size.widest * cut.units // 2 > cut.warps * (cut.tiles * 16 + 4):
+        return False
+    if cut.warpgroups:
+        # The resets of 64 rows need a second kilobyte of static memory.
+        return cut.shared_bytes + 1024 <= shared_memory(device)
+    # With fewer loads in flight a warp waits for memory once for each of them.
+    return cut.ahead * cut.chunk >= min(3, cut.spans * cut.rows // 8)
+
+
+def multiprocessors(device: Device, split: int) -> int:
+    """Return the multiprocessors that whole clusters can use.
+
+    Clusters stay inside a processing cluster of the chip, and those are not all multiples of four: an H200 holds 30
+    clusters of four on its 132 multiprocessors.
+    """
+    return (
+        device.multiprocessors - device.multiprocessors // 11 if split == 4 else device.multiprocessors // split * split
+    )
+
+
+def shared_memory(device: Device) -> int:
+    """Return the shared memory of a block, less a kilobyte for what is static and reserved."""
+    kilobytes = {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (12, 0): 99}
+    return (kilobytes.get(device.capability, 99) - 1) * 1024
