@@ -253,7 +253,7 @@ def test_gradients_that_do_not_fit_the_outputs_are_refused(above, error, text):
 
 def test_a_forward_pass_without_gradients_has_no_backward_pass():
     context, _, saved = attention.forward(Q, K, V, v=W, needs_grad=False)
-    with pytest.raises(gatewise.ArgumentError, match="`saved` must be .* with needs_grad=True"):
+    with pytest.raises(gatewise.ArgumentError, match=r"`saved` must be .* with needs_grad=True"):
         attention.backward(saved, context)
 
 
