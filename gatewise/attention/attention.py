@@ -13,7 +13,7 @@ from gatewise.attention import explicit
 from gatewise.attention.call import Gradients, Inputs, Result, Saved
 from gatewise.attention.choice import AUTO, decide
 from gatewise.attention.problem import Problem, Score
-from gatewise.attention.validate import prepare
+from gatewise.attention.validate import check_tensors, prepare
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ShapeError, sentence
@@ -107,7 +107,7 @@ def attend(
         ShapeError: A rank, size or length does not fit.
         DtypeError: The dtypes differ or are not floating point; under autocast all tensors are cast to its dtype.
         DeviceError: The tensors are on different devices.
-        ArgumentError: A parameter of the score is missing, or belongs to another score.
+        ArgumentError: A parameter of the score is missing, or belongs to another score; or an argument is no tensor.
         KernelRefused: The named kernel cannot run this call; the message is the decision.
         OutOfMemoryPredicted: No kernel fits into the memory budget.
 
@@ -129,6 +129,8 @@ def attend(
         >>> weights.shape, weights[1, 4:].tolist()
         (torch.Size([2, 7]), [0.0, 0.0, 0.0])
     """
+    check_tensors({"query": query, "keys": keys, "values": values, "v": v, "weight": weight})
+    check_tensors({"norm_weight": norm_weight, "norm_bias": norm_bias})
     one_step = _is_one_step(query)
     tensors = (query[None] if one_step else query, keys, values, v, weight, norm_weight, norm_bias)
     if torch.is_autocast_enabled(keys.device.type):

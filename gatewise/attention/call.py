@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import Tensor
 
 from gatewise.attention.problem import Problem
+from gatewise.contract.errors import ModifiedInPlace, sentence
 
 EPSILON = 1e-5  # of the layer norm, the default of torch.nn.LayerNorm
 
@@ -88,9 +90,39 @@ class Saved:
         problem: The description of the call.
         inputs: The inputs, which are shared with the caller and not copied.
         result: The outputs and the tensors that the kernel kept.
+        versions: The version counters of the inputs and of the context when this value was made, by name; empty without
+            a backward pass, and without those of inference tensors, which have no counter.
     """
 
     kernel: str
     problem: Problem
     inputs: Inputs
     result: Result
+    versions: Mapping[str, int] = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Read the version counters of all tensors."""
+        object.__setattr__(self, "versions", self._read_versions() if self.problem.needs_grad else {})
+
+    def check_unmodified(self) -> None:
+        """Check that the inputs and the context have not been modified since the forward pass.
+
+        Raises:
+            ModifiedInPlace: A tensor was modified in place; the message names it.
+        """
+        for name, now in self._read_versions().items():
+            if name in self.versions and self.versions[name] != now:
+                expectation = f"as it was in the forward pass (version {self.versions[name]})"
+                got = f"one modified by an inplace operation since (version {now})"
+                advice = (
+                    "Run the backward pass before it is changed, or give the forward pass a copy, as .clone() makes."
+                )
+                raise ModifiedInPlace(sentence(name, expectation, got, advice))
+
+    def _read_versions(self) -> dict[str, int]:
+        tensors = self.inputs._asdict() | {"context": self.result.context}
+        return {
+            name: tensor._version
+            for name, tensor in tensors.items()
+            if tensor is not None and not tensor.is_inference()
+        }

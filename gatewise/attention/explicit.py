@@ -10,7 +10,9 @@ from gatewise.attention.choice import AUTO, choose, kernel_named
 from gatewise.attention.problem import Problem, Score
 from gatewise.attention.steps import Steps
 from gatewise.attention.sums import zeros
+from gatewise.attention.validate import check_like
 from gatewise.contract.device import Device
+from gatewise.contract.errors import ArgumentError, sentence
 
 
 def run_forward(
@@ -49,8 +51,22 @@ def run_backward(
         dweights: The gradient of the attention weights [T, B, S]; None for zero.
         into: Float32 (or wider) tensors to which all gradients except the query's are added in place, so that a decoder
             that runs step by step allocates no gradient of the keys for each step. None allocates new tensors.
+
+    Raises:
+        ArgumentError: The forward pass ran with needs_grad=False.
+        ModifiedInPlace: An input or the context was modified in place since the forward pass.
+        ShapeError: A gradient does not have the shape of its output.
+        DtypeError: Its dtype differs from the keys' dtype.
+        DeviceError: It is not on the keys' device.
     """
     problem, inputs = saved.problem, saved.inputs
+    if not problem.needs_grad:
+        expectation = "the state of a forward pass with needs_grad=True"
+        raise ArgumentError(sentence("saved", expectation, "one with needs_grad=False"))
+    saved.check_unmodified()
+    check_like("dcontext", dcontext, tuple(saved.result.context.shape), inputs.values)
+    if dweights is not None:
+        check_like("dweights", dweights, (problem.steps, problem.batch, problem.source), inputs.values)
     with torch.no_grad():
         if not saved.kernel:
             return _zeros(inputs) if into is None else into._replace(query=torch.zeros_like(inputs.query))

@@ -19,9 +19,9 @@ from gatewise.attention.choice import AUTO, choose
 from gatewise.attention.kernel import Gathering, Kernel
 from gatewise.attention.problem import Problem, Score
 from gatewise.attention.sums import zeros
-from gatewise.attention.validate import prepare
+from gatewise.attention.validate import check_like, prepare
 from gatewise.contract.device import Device
-from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
+from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def new_steps(
         raise ShapeError(sentence("keys", "of at least one position and one sequence", list(keys.shape)))
     shape = (steps, problem.batch, problem.value_size)
     contexts = values.new_empty(shape) if contexts is None else contexts
-    _check("contexts", contexts, shape, values)
+    check_like("contexts", contexts, shape, values)
     _check_rows("contexts", contexts)
     device = Device.probe(keys.device)
     chosen = choose(problem, device, kernel, memory_budget)
@@ -184,9 +184,9 @@ def query_gradient_step(
     _check_needs_grad(steps)
     problem, inputs, result = steps.at(_step(steps, step))
     shape = (problem.batch, problem.hidden_size)
-    _check("dcontext", dcontext, (problem.batch, problem.value_size), inputs.values)
+    check_like("dcontext", dcontext, (problem.batch, problem.value_size), inputs.values)
     out = inputs.keys.new_empty(shape) if out is None else out
-    _check("out", out, shape, inputs.keys)
+    check_like("out", out, shape, inputs.keys)
     _check_rows("out", out)
     with torch.no_grad():
         if gathered is not None:
@@ -217,7 +217,7 @@ def source_gradients(
         DeviceError: It is not on the keys' device.
     """
     _check_needs_grad(steps)
-    _check("dcontexts", dcontexts, tuple(steps.contexts.shape), steps.inputs.values)
+    check_like("dcontexts", dcontexts, tuple(steps.contexts.shape), steps.inputs.values)
     with torch.no_grad():
         if gathered is not None:
             assert isinstance(steps.kernel, Gathering)
@@ -228,23 +228,14 @@ def source_gradients(
 
 
 def _step(steps: Steps, step: int) -> int:
-    if not 0 <= step < steps.problem.steps:
-        raise ShapeError(sentence("step", f"between 0 and {steps.problem.steps - 1}", step))
+    if not isinstance(step, int) or not 0 <= step < steps.problem.steps:
+        raise ShapeError(sentence("step", f"between 0 and {steps.problem.steps - 1}", repr(step)))
     return step
 
 
 def _check_needs_grad(steps: Steps) -> None:
     if not steps.problem.needs_grad:
         raise ArgumentError(sentence("steps", "created with needs_grad=True", "needs_grad=False"))
-
-
-def _check(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
-    if tuple(tensor.shape) != shape:
-        raise ShapeError(sentence(name, f"of shape {list(shape)}", list(tensor.shape)))
-    if tensor.dtype != like.dtype:
-        raise DtypeError(sentence(name, f"of the keys' dtype {like.dtype}", tensor.dtype, "Convert one of them."))
-    if tensor.device != like.device:
-        raise DeviceError(sentence(name, f"on the keys' device '{like.device}'", f"'{tensor.device}'"))
 
 
 def _check_rows(name: str, tensor: Tensor) -> None:

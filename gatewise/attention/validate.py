@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,12 +36,14 @@ def prepare(
         ShapeError: A rank, size or length does not fit.
         DtypeError: A dtype does not fit.
         DeviceError: Tensors are on different devices.
-        ArgumentError: A parameter is missing, or belongs to another score.
+        ArgumentError: A parameter is missing, or belongs to another score; or an argument is no tensor.
     """
     kind = _score(score)
     parameters = {"v": v, "weight": weight, "norm_weight": norm_weight, "norm_bias": norm_bias}
     _check_parameters(kind, parameters)
+    check_tensors(parameters)
     for name, tensor in {"query": query, "keys": keys, "values": values}.items():
+        check_tensors({name: tensor})
         if tensor.dim() != 3:
             raise ShapeError(sentence(name, "of 3 dimensions", f"shape {list(tensor.shape)}"))
     source, batch, hidden = keys.shape
@@ -83,6 +86,33 @@ def prepare(
     return problem, Inputs(query, keys, values, checked, v, weight, norm_weight, norm_bias)
 
 
+def check_tensors(tensors: Mapping[str, Any]) -> None:
+    """Raise `ArgumentError` if a value is neither None nor a tensor."""
+    for name, tensor in tensors.items():
+        if tensor is not None and not isinstance(tensor, Tensor):
+            advice = "Convert it with torch.as_tensor."
+            raise ArgumentError(sentence(name, "a tensor", type(tensor).__name__, advice))
+
+
+def check_like(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
+    """Check the shape of a tensor, and that its dtype and device are those of another one, which has the keys'.
+
+    Raises:
+        ArgumentError: It is no tensor.
+        ShapeError: It has another shape.
+        DtypeError: It has another dtype.
+        DeviceError: It is on another device.
+    """
+    if not isinstance(tensor, Tensor):
+        raise ArgumentError(sentence(name, f"a tensor of shape {list(shape)}", type(tensor).__name__))
+    if tuple(tensor.shape) != shape:
+        raise ShapeError(sentence(name, f"of shape {list(shape)}", list(tensor.shape)))
+    if tensor.dtype != like.dtype:
+        raise DtypeError(sentence(name, f"of the keys' dtype {like.dtype}", tensor.dtype, "Convert one of them."))
+    if tensor.device != like.device:
+        raise DeviceError(sentence(name, f"on the keys' device '{like.device}'", f"'{tensor.device}'"))
+
+
 def _score(score: str | Score) -> Score:
     try:
         return Score(score)
@@ -107,11 +137,17 @@ def _check_parameters(score: Score, parameters: dict[str, Tensor | None]) -> Non
 def _lengths(lengths: Tensor | Sequence[int], source: int, batch: int, device: torch.device) -> Tensor:
     given = lengths
     if not isinstance(given, Tensor):
-        given = torch.tensor(given, dtype=None if len(given) else torch.int64, device="cpu")
+        try:
+            given = torch.tensor(given, dtype=None if len(given) else torch.int64, device="cpu")
+        except (TypeError, ValueError, RuntimeError):
+            advice = "Give one for each sequence."
+            raise ArgumentError(sentence("lengths", f"None, or {batch} integers", repr(given), advice)) from None
     if given.dtype == torch.bool or given.dtype.is_floating_point or given.dtype.is_complex:
         raise DtypeError(sentence("lengths", "integers", str(given.dtype)))
     if tuple(given.shape) != (batch,):
         raise ShapeError(sentence("lengths", f"of shape {[batch]}", list(given.shape), "Give one for each sequence."))
+    if given.dtype == torch.uint64:
+        given = given.to(torch.int64)  # PyTorch has no minimum of unsigned ones
     if not given.is_cuda and batch:
         # Lengths on a GPU are not checked, because that would synchronise; the kernels clamp them to [0, S].
         least, most = int(given.min()), int(given.max())

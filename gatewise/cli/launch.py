@@ -145,8 +145,8 @@ class _Request:
 
     task: Task
     recipe: Any
-    options: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    options: dict[str, Any]
+    settings: dict[str, Any]
     output: Path | None
     resume: bool
     overwrite: bool
@@ -167,10 +167,19 @@ class _Request:
         return _with_absolute_paths(self.task, overridden(overridden(given, self.options), self.settings))
 
     def _without_other_data(self, recipe: Any) -> Any:
-        """Return a recipe without the data that it names in another way than the options and settings."""
+        """Return a recipe without the data that it names in another way than the options and settings.
+
+        Raises:
+            ArgumentError: The options and settings name data in both ways.
+        """
         one, *others = self.task.paths
-        given = {key.rpartition(".")[2] for key in (*self.options, *self.settings)}
-        replaced = others if one in given else [one] if given & {*others} else []
+        given = {key.rpartition(".")[2]: value for key, value in (self.options | self.settings).items()}
+        both = [name for name in others if given.get(name)]
+        if given.get(one) and both:
+            raise ArgumentError(
+                f"`{one}` and `{', '.join(both)}` exclude each other. Name the data in one of these ways."
+            )
+        replaced = others if one in given else [one] if given.keys() & {*others} else []
         defaults, options = (getattr(each, self.task.section) for each in (self.task.defaults, recipe))
         values = {name: getattr(defaults, name) for name in replaced}
         return dataclasses.replace(recipe, **{self.task.section: dataclasses.replace(options, **values)})

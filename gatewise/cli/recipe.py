@@ -279,13 +279,17 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
 
 def to_toml(recipe: DataclassInstance) -> str:
     """Return a recipe as a complete TOML document, from which `read_recipe` returns the same recipe."""
-    lines = [f"{name} = {json.dumps(getattr(recipe, name), ensure_ascii=False)}" for name in _plain_names(recipe)]
+    lines = [f"{name} = {_toml_value(getattr(recipe, name))}" for name in _plain_names(recipe)]
     for section in _section_names(recipe):
         lines += ["", f"[{section}]"]
         for field in dataclasses.fields(getattr(recipe, section)):
-            value = getattr(getattr(recipe, section), field.name)
-            lines.append(f"{field.name} = {json.dumps(value, ensure_ascii=False)}")
+            lines.append(f"{field.name} = {_toml_value(getattr(getattr(recipe, section), field.name))}")
     return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    # The only character that TOML wants escaped and JSON does not.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def differences(one: DataclassInstance, other: DataclassInstance) -> list[str]:

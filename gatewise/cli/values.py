@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -14,7 +15,8 @@ _MACHINE = 2**63
 def check_values(command: Any) -> None:
     """Make a command and its subcommands refuse infinity, NaN, integers beyond 64 bits, and text that is not UTF-8.
 
-    Paths of files that are only read or written may be any bytes; they are not text.
+    Paths of files that are only read or written may be any bytes; they are not text. Empty paths are refused, because
+    they would mean the current folder.
 
     Args:
         command: The command, as `typer.main.get_command` returns it.
@@ -39,6 +41,8 @@ def _check_values(parameter: Any) -> None:
 
     def process_value(ctx: Any, value: Any) -> Any:
         found = converted(ctx, value)
+        if value == "" and isinstance(found, Path):
+            raise typer.BadParameter("'' is no path; the current folder is '.'.", ctx=ctx, param=parameter)
         for each in found if isinstance(found, list | tuple) else (found,):
             if isinstance(each, float) and not math.isfinite(each):
                 raise typer.BadParameter(f"{each} is not a finite number.", ctx=ctx, param=parameter)

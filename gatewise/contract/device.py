@@ -110,9 +110,12 @@ class Device:
 
         Raises:
             DeviceError: The device is neither a CPU nor a CUDA device, for example "meta", or it is a GPU that is not
-                there.
+                there; or PyTorch knows no device of that name.
         """
-        device = torch.device(device)
+        try:
+            device = torch.device(device)
+        except (RuntimeError, TypeError):
+            raise DeviceError(sentence("device", "a CPU or CUDA device", repr(device), _OF_OTHERS)) from None
         if device.type == "cpu":
             return _probe_cpu()
         if device.type == "cuda" and device.index is None:

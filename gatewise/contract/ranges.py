@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import numbers
 import typing
 from typing import Any, Protocol
 
@@ -48,8 +49,10 @@ class Range:
         """Check that a number is in the range.
 
         Raises:
-            ArgumentError: The number is outside of the range, infinite, or NaN.
+            ArgumentError: The value is no number, outside of the range, infinite, or NaN.
         """
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise ArgumentError(sentence(name, self.words, repr(value)))
         if isinstance(value, float) and not math.isfinite(value):
             raise ArgumentError(sentence(name, "a finite number", value))
         if value < self.least or (self.above and value == self.least):
@@ -78,21 +81,29 @@ SEED = Range("0 or more", 0, 2**32 - 1)
 
 
 def check_ranges(options: Any) -> None:
-    """Check every field of a dataclass against the rules in its annotation.
+    """Check every field of a dataclass against its type, if that is int or bool, and the rules in its annotation.
 
     Raises:
         ArgumentError: A value is not allowed; the message names the field.
     """
-    for name, rules in _rules(type(options)).items():
+    for name, (kind, rules) in _rules(type(options)).items():
+        value = getattr(options, name)
+        if kind is bool and not isinstance(value, bool):
+            raise ArgumentError(sentence(name, "True or False", repr(value)))
         for rule in rules:
-            rule.check(name, getattr(options, name))
+            rule.check(name, value)
+        if kind is int and not isinstance(value, numbers.Integral):
+            raise ArgumentError(sentence(name, "an integer", repr(value)))
 
 
 @functools.cache
-def _rules(kind: type) -> dict[str, tuple[Rule, ...]]:
-    hints = typing.get_type_hints(kind, include_extras=True)
+def _rules(kind: type) -> dict[str, tuple[Any, tuple[Rule, ...]]]:
+    """Return the type of every field, and the rules in its annotation."""
+    plain, hints = typing.get_type_hints(kind), typing.get_type_hints(kind, include_extras=True)
     return {
-        name: tuple(each for each in typing.get_args(hint)[1:] if hasattr(each, "check"))
-        for name, hint in hints.items()
-        if typing.get_origin(hint) is typing.Annotated
+        field.name: (
+            plain[field.name],
+            tuple(each for each in getattr(hints[field.name], "__metadata__", ()) if hasattr(each, "check")),
+        )
+        for field in dataclasses.fields(kind)
     }

@@ -82,7 +82,7 @@ class BpeTokenizer:
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes that the token represents."""
         table = _byte_of_letter()
-        letters = self._model.id_to_token(token)
+        letters = self._model.id_to_token(token) if token >= 0 else None
         if letters is None:
             raise ArgumentError(sentence("token", f"in [0, {len(self)})", token, "Read it with its own vocabulary."))
         return bytes(table[letter] for letter in letters)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
 
 from gatewise.contract.errors import ArgumentError, DataError, sentence
 from gatewise.data.sentences import BEGINNING, END, PADDING
+from gatewise.data.stream import check_rank
 
 _FINENESS = 3
 """There are 2^3 buckets of lengths between two powers of two, so that at most 1/8 of the longer side is padding."""
@@ -76,7 +78,8 @@ class PairBatches:
         name: The name of the data in error messages.
 
     Raises:
-        ArgumentError: `batch_tokens` is not positive.
+        ArgumentError: `batch_tokens` is no positive integer, the numbers of sentences differ, or there is no process of
+            this rank.
         DataError: There is no pair, or a pair is too long for any batch; the message has its index and length.
     """
 
@@ -93,8 +96,14 @@ class PairBatches:
         seed: int = 0,
         name: str = "the parallel text",
     ) -> None:
-        if batch_tokens < 1:
-            raise ArgumentError(sentence("batch_tokens", "a positive number of tokens", batch_tokens))
+        if not isinstance(batch_tokens, Integral) or batch_tokens < 1:
+            raise ArgumentError(sentence("batch_tokens", "a positive number of tokens", repr(batch_tokens)))
+        check_rank(rank, processes)
+        if len(source) != len(target):
+            advice = "Sentence n of `source` belongs to sentence n of `target`."
+            raise ArgumentError(
+                sentence("target", f"as many sentences as `source`, {len(source)}", len(target), advice)
+            )
         if len(source) < (processes if shuffle else 1):
             raise DataError(f"{name} has {len(source)} pairs for {processes} processes. Give more pairs.")
         self._source, self._target = _Side(source, device), _Side(target, device)

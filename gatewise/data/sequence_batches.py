@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
 
 from gatewise.contract.errors import ArgumentError, DataError, sentence
 from gatewise.data.sequences import Sequences
+from gatewise.data.stream import check_rank
 
 _POOL = 32
 """The number of batches whose sequences are drawn together and then sorted by length."""
@@ -77,7 +79,8 @@ class SequenceBatches:
         seed: The seed of the shuffling.
 
     Raises:
-        ArgumentError: `batch_size` is not positive or, with `shuffle`, not a multiple of `processes`.
+        ArgumentError: `batch_size` is no positive integer or, with `shuffle`, not a multiple of `processes`; there is
+            not one target for each sequence, or no process of this rank.
         DataError: With `shuffle`, there are fewer sequences than processes.
     """
 
@@ -93,8 +96,12 @@ class SequenceBatches:
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
-        if batch_size < 1:
-            raise ArgumentError(sentence("batch_size", "a positive integer", batch_size))
+        if not isinstance(batch_size, Integral) or batch_size < 1:
+            raise ArgumentError(sentence("batch_size", "a positive integer", repr(batch_size)))
+        check_rank(rank, processes)
+        if targets.shape != (len(sequences),):
+            expectation = f"one for each of the {len(sequences)} sequences, [{len(sequences)}]"
+            raise ArgumentError(sentence("targets", expectation, list(targets.shape)))
         if shuffle and batch_size % processes:
             expectation = f"a multiple of the {processes} processes"
             advice = "Every process takes equally many sequences."

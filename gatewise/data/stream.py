@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,12 @@ GRAIN = 5
 
 _HALVED = 0.05
 """The share of windows whose mean length is half of the others'."""
+
+
+def check_rank(rank: int, processes: int) -> None:
+    """Raise `ArgumentError` if there is no process of this rank, which would read nothing."""
+    if not 0 <= rank < processes:
+        raise ArgumentError(sentence("rank", f"from 0 up and below the number of processes, {processes}", rank))
 
 
 class Window(NamedTuple):
@@ -60,8 +67,8 @@ class TokenStream:
 
     Raises:
         CorpusError: The text has fewer than `batch_size * (window + 1)` tokens.
-        ArgumentError: `batch_size` or `window` is not positive, `jitter` is negative or too large for the window, or
-            there are fewer columns than processes.
+        ArgumentError: `tokens` is no such tensor, `batch_size` or `window` is no positive integer, `jitter` is negative
+            or too large for the window, there are fewer columns than processes, or there is no process of this rank.
 
     References:
         Merity, Keskar, Socher: Regularizing and Optimizing LSTM Language Models, 2018, section 5.1 (random lengths).
@@ -83,9 +90,13 @@ class TokenStream:
         options: tuple[str, str] = ("batch_size", "window"),
     ) -> None:
         columns, steps = options
+        if not isinstance(tokens, torch.Tensor) or tokens.dim() != 1 or tokens.dtype != torch.int64:
+            got = f"{tokens.dtype} {list(tokens.shape)}" if isinstance(tokens, torch.Tensor) else type(tokens).__name__
+            raise ArgumentError(sentence("tokens", "a tensor of token numbers, int64 [N]", got))
         for option, value in ((columns, batch_size), (steps, window)):
-            if value < 1:
-                raise ArgumentError(sentence(option, "a positive integer", value))
+            if not isinstance(value, Integral) or value < 1:
+                raise ArgumentError(sentence(option, "a positive integer", repr(value)))
+        check_rank(rank, processes)
         most = window / 4 if window >= 2 * GRAIN else 0
         if not 0 <= jitter <= most:
             allowed = f"from 0 to {most:g} for windows of {window} steps"

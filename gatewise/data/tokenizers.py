@@ -100,6 +100,7 @@ class WordTokenizer:
 
     def bytes_of(self, token: int) -> bytes:
         """Return the word followed by a space, or a new line for `<eos>`."""
+        _check_token(token, len(self))
         return b"\n" if token == self.end_of_line else self._words[token].encode() + b" "
 
     def to_json(self) -> str:
@@ -139,6 +140,7 @@ class CharacterTokenizer:
 
     def bytes_of(self, token: int) -> bytes:
         """Return the character."""
+        _check_token(token, len(self))
         return self._characters[token].encode()
 
     def to_json(self) -> str:
@@ -162,6 +164,7 @@ class ByteTokenizer:
 
     def bytes_of(self, token: int) -> bytes:
         """Return the byte."""
+        _check_token(token, len(self))
         return bytes([token])
 
     def to_json(self) -> str:
@@ -267,6 +270,11 @@ def unknown_parts(tokenizer: Tokenizer, text: str) -> list[str]:
 def decode(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
     """Return the text of some tokens."""
     return "".join(stream_text(tokenizer, tokens))
+
+
+def _check_token(token: int, size: int) -> None:
+    if not 0 <= token < size:
+        raise ArgumentError(sentence("token", f"in [0, {size})", token, "Read it with its own vocabulary."))
 
 
 def _bpe_from_text(text: str, size: int | None) -> Tokenizer:

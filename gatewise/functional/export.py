@@ -28,16 +28,6 @@ from gatewise.selection import AUTO
 _SCANS = torch.__version__ >= "2.13"
 
 
-def is_exporting() -> bool:
-    """Return whether `torch.export` traces a graph; with PyTorch 2.6 only one of ``strict=False``."""
-    # PyTorch 2.6 has no such function. There, only `torch.export` lets the other one be true outside of Dynamo.
-    return getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
-
-
-# Without this, `torch.compile` of PyTorch 2.11 takes the function of PyTorch as always true.
-is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 def exported(
     found: Structure,
     x: Tensor,

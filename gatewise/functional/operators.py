@@ -14,10 +14,11 @@ from torch import Tensor
 
 from gatewise.cells import Cell, cell_named
 from gatewise.contract.masks import mask_specs
+from gatewise.contract.pytorch import is_exporting
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
 from gatewise.functional.arguments import check_input, check_options, check_tensors, described_while_traced
 from gatewise.functional.execution import prepare
-from gatewise.functional.export import exported, is_exporting, refuse_packed_batch
+from gatewise.functional.export import exported, refuse_packed_batch
 from gatewise.functional.initial_states import initial_states
 from gatewise.functional.lengths import as_tensor
 from gatewise.functional.passes import with_masks

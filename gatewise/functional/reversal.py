@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gatewise.functional.export import is_exporting
+from gatewise.contract.pytorch import is_exporting
 from gatewise.functional.lengths import as_tensor, checked_batch_sizes, checked_lengths
 from gatewise.functional.resets import copied_resets
 

@@ -65,6 +65,7 @@ def convert(
             order; or the target layout has no place for a direction or a projection.
         CheckpointError: Some tensors of a layer are missing.
         ShapeError: The shapes of a layer's tensors do not fit each other.
+        DtypeError: The weights of a layer are not floating-point numbers of 16, 32 or 64 bits.
 
     Examples:
         >>> import torch

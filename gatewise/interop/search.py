@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from gatewise.cells import SHIPPED
-from gatewise.contract.errors import ArgumentError, CheckpointError, ShapeError, sentence
+from gatewise.contract.errors import ArgumentError, CheckpointError, DtypeError, ShapeError, sentence
 from gatewise.contract.weights import DirectionWeights
 from gatewise.interop.description import Place
 from gatewise.interop.layouts import LAYOUTS, Form, WeightLayout
@@ -22,6 +23,8 @@ _INNER_SCOPES = re.compile(
 )
 _ANY_CELL = {"kernel", "bias", "b"}
 """The names that tensors of other layers have too."""
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""The dtypes of the weights that PyTorch's layers compute with."""
 
 
 class Found(NamedTuple):
@@ -62,7 +65,9 @@ def find_stacks(
     Raises:
         CheckpointError: Some tensors of a layer are missing.
         ShapeError: Shapes do not fit each other.
-        ArgumentError: There is no layer in this layout, or it is of another kind, for example with peepholes.
+        DtypeError: Weights are not floating-point numbers of 16, 32 or 64 bits.
+        ArgumentError: There is no layer in this layout, or it is of another kind, for example with peepholes; or two
+            tensors have the name of one.
     """
     places = _places(tensors, layout, layers)
     left = set(tensors) - {name for members in places.values() for name in members.values()}
@@ -80,6 +85,12 @@ def find_stacks(
                 advice = f"The names are those of the layout {' or '.join(others)}."
                 raise ArgumentError(sentence(where, f"in the layout {layout.name}", f"no {', '.join(missing)}", advice))
             raise CheckpointError(f"{where} has no {', '.join(missing)}: it is truncated. Take another copy.")
+        for full in members.values():
+            if tensors[full].dtype not in _DTYPES:
+                # Integers are quantized, with a scale elsewhere; sums of biases would overflow.
+                expectation = f"of a dtype of weights, {', '.join(str(dtype) for dtype in _DTYPES)}"
+                advice = "Convert it to its values in one of them first; quantized weights have a scale elsewhere."
+                raise DtypeError(sentence(full, expectation, tensors[full].dtype, advice))
         weights = unpack({name: tensors[full] for name, full in members.items()}, layout)
         left |= {full for name, full in members.items() if name == layout.convolved[0]}
         modules.setdefault(place.parts, {})[place.layer, place.direction or 0] = weights
@@ -118,7 +129,11 @@ def _places(
         marked = not layout.marker or not whole or re.search(layout.marker, whole[-1], re.IGNORECASE)
         if not marked and layers is not None and not {"/".join(place.parts), "/".join(whole)} & set(layers):
             continue
-        places.setdefault(place, {})[match["own"].replace(".", "/")] = name
+        members, own_name = places.setdefault(place, {}), match["own"].replace(".", "/")
+        other = members.setdefault(own_name, name)
+        if other != name and not torch.equal(tensors[other], tensors[name]):
+            advice = "Both would be the same tensor of one layer. Rename or leave out one of them."
+            raise ArgumentError(sentence(name, f"of another name than {other}", "other numbers", advice))
     return places
 
 

@@ -200,7 +200,8 @@ def named_tensors(stacks: Sequence[Stack], layout: WeightLayout) -> dict[str, Te
     A single stack needs no name. Several stacks have their own names as prefixes.
 
     Raises:
-        ArgumentError: A stack has two directions, a projection or biases, which the layout does not support.
+        ArgumentError: A stack has two directions, a projection or biases, which the layout does not support; or two
+            layers would have one name.
     """
     tensors: dict[str, Tensor] = {}
     for stack in stacks:
@@ -212,7 +213,13 @@ def named_tensors(stacks: Sequence[Stack], layout: WeightLayout) -> dict[str, Te
                 for tensor_name, tensor in pack(weights, layout).items():
                     parts = [part for part in re.split("[/.]", place) if part]
                     parts += tensor_name.split("/")
-                    tensors[layout.separator.join(parts) + suffix] = tensor
+                    full = layout.separator.join(parts) + suffix
+                    if full in tensors:
+                        # Such as that of the second layer of `lstm` in layouts of separate layers, and of `lstm_1`.
+                        advice = "Convert the layers one by one: --layer NAME or layers=[...]."
+                        expectation = f"different in the layout {layout.name}"
+                        raise ArgumentError(sentence("the names of the layers", expectation, f"{full} twice", advice))
+                    tensors[full] = tensor
     return tensors
 
 

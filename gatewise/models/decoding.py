@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -45,9 +46,13 @@ def generate(
         The sampled token numbers.
 
     Raises:
-        ArgumentError: The prompt is empty, or an option is out of its range.
+        ArgumentError: The prompt is empty or no tensor of tokens, an option is out of its range, or all tokens are
+            forbidden.
         NotFinite: The model's logits are not finite, as those of a model whose training diverged.
     """
+    if not isinstance(prompt, torch.Tensor) or prompt.dim() > 1 or prompt.dtype != torch.int64:
+        got = f"{prompt.dtype} {list(prompt.shape)}" if isinstance(prompt, torch.Tensor) else type(prompt).__name__
+        raise ArgumentError(sentence("prompt", "a tensor of tokens, int64 [N]", got))
     if prompt.numel() == 0:
         raise ArgumentError(sentence("prompt", "at least one token", "none", "Give a text to begin with."))
     check_sampling(temperature, top_k, top_p)
@@ -60,7 +65,7 @@ def generate(
             with torch.inference_mode():
                 logits, state = model(tokens, state)
                 logits = logits[-1, 0].float().cpu()
-                logits[list(forbidden)] = -torch.inf
+                _forbid(logits, forbidden)
                 token = _draw(logits, temperature, top_k, top_p, generator)
                 tokens = torch.tensor([[token]], device=device)
             yield token
@@ -71,8 +76,10 @@ def generate(
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Raise if a sampling option is out of its range."""
     AMOUNT.check("temperature", temperature)
-    if top_k is not None and top_k < 1:
-        raise ArgumentError(sentence("top_k", "a positive integer", top_k, "Leave it out to sample from all tokens."))
+    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, numbers.Integral) or top_k < 1):
+        raise ArgumentError(
+            sentence("top_k", "a positive integer", repr(top_k), "Leave it out to sample from all tokens.")
+        )
     if top_p is not None:
         SHARE.check("top_p", top_p)
 
@@ -103,6 +110,16 @@ def restrict(logits: torch.Tensor, top_k: int | None = None, top_p: float | None
     return logits.index_fill(0, order[~kept], -torch.inf)
 
 
+def _forbid(logits: torch.Tensor, forbidden: Sequence[int]) -> None:
+    """Set the logits of forbidden tokens to minus infinity."""
+    unknown = [token for token in forbidden if not 0 <= token < len(logits)]
+    if unknown:
+        raise ArgumentError(sentence("forbidden", f"tokens from 0 to {len(logits) - 1}", unknown[0]))
+    if len({*forbidden}) == len(logits):
+        raise ArgumentError(sentence("forbidden", "some tokens", f"all {len(logits)}", "Allow one of them."))
+    logits[list(forbidden)] = -torch.inf
+
+
 def _draw(
     logits: torch.Tensor,
     temperature: float,
@@ -118,6 +135,8 @@ def _draw(
         )
     if temperature == 0:
         return int(logits.argmax())
-    # The largest logit is subtracted before the division, which might overflow.
-    probability = restrict((logits - largest) / temperature, top_k, top_p).softmax(-1)
+    # The largest logit is subtracted before the division, which might overflow. Its own quotient would be NaN for a
+    # temperature that is zero in float32.
+    scaled = ((logits - largest) / temperature).masked_fill(logits == largest, 0.0)
+    probability = restrict(scaled, top_k, top_p).softmax(-1)
     return int(torch.multinomial(probability, 1, generator=generator))

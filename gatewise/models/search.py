@@ -49,7 +49,7 @@ class Search:
         n_best: The number of translations to return for each sentence, at most `beam_size`.
 
     Raises:
-        ArgumentError: `beam_size`, `length_penalty` or `n_best` is out of range.
+        ArgumentError: `beam_size`, `length_penalty` or `n_best` is out of range, or `end` is forbidden.
 
     References:
         Wu and others: Google's Neural Machine Translation System, 2016, section 7 (the length penalty).
@@ -70,6 +70,9 @@ class Search:
         if not 1 <= self.n_best <= self.beam_size:
             advice = "Raise `beam_size` to see more translations."
             raise ArgumentError(sentence("n_best", f"from 1 to the beam size, {self.beam_size}", self.n_best, advice))
+        if self.end in self.forbidden:
+            advice = "Every translation ends with it."
+            raise ArgumentError(sentence("forbidden", f"without the end token, {self.end}", self.forbidden, advice))
 
     def score(self, log_probability: float, tokens: int) -> float:
         """Return the score by which translations are ranked."""
@@ -101,6 +104,10 @@ def longest_translations(lengths: Tensor) -> Tensor:
 
 def log_probabilities(logits: Tensor, last: Tensor, search: Search) -> Tensor:
     """Return log-probabilities [N, V] in float32; rows that are at their maximum length can only end."""
+    for name, tokens in (("end", (search.end,)), ("forbidden", search.forbidden)):
+        for token in tokens:
+            if not 0 <= token < logits.shape[-1]:
+                raise ArgumentError(sentence(name, f"a token from 0 to {logits.shape[-1] - 1}", token))
     logs = logits.float().log_softmax(-1)
     for token in search.forbidden:
         logs[:, token] = -torch.inf

@@ -29,6 +29,8 @@ def translate(
     Returns:
         The best `search.n_best` translations of each sentence, the best first; fewer if fewer were found.
     """
+    if not source.shape[1]:
+        return []
     if search.beam_size == 1:
         return greedy_search(model, source, lengths, search, graphs)
     return beam_search(model, source, lengths, search)

@@ -14,8 +14,8 @@ from torch import Tensor
 from gatewise.cells import Cell, candidate_changed, check_statement, is_shipped
 from gatewise.cells.step import next_states
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
+from gatewise.contract.pytorch import is_exporting
 from gatewise.functional.arguments import check_dropout, check_memory, check_name, check_reverse
-from gatewise.functional.export import is_exporting
 
 
 class Sizes(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gatewise.attention import Score, attend
 from gatewise.attention.choice import AUTO, kernel_named
-from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 
 
 class Attention(nn.Module):
@@ -126,7 +126,11 @@ class Attention(nn.Module):
 
         Returns:
             The projected source [S, B, H] for the additive score; the source itself for the others.
+
+        Raises:
+            ShapeError: The source does not have `source_size` features.
         """
+        _check_features("source", source, self.source_size)
         if self.score != "additive":
             return source
         return nn.functional.linear(source, self.weight_key, self.bias)  # type: ignore[arg-type]
@@ -151,7 +155,12 @@ class Attention(nn.Module):
 
         Returns:
             The context [T, B, source_size] ([B, source_size]); the attention weights [T, B, S] ([B, S]).
+
+        Raises:
+            ShapeError: The query or the source has another number of features; or as `gatewise.attention.attend`, which
+                raises the other errors too.
         """
+        _check_features("query", query, self.query_size)
         if self.score == "additive":
             query = nn.functional.linear(query, self.weight_query)  # type: ignore[arg-type]
         return attend(
@@ -173,3 +182,10 @@ class Attention(nn.Module):
         norm = ", layer_norm=True" if self.layer_norm else ""
         hidden = f", {self.hidden_size}" if self.score == "additive" else ""
         return f"{self.query_size}, {self.source_size}{hidden}, score={self.score!r}{norm}"
+
+
+def _check_features(name: str, tensor: Tensor, size: int) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ArgumentError(sentence(name, "a tensor", type(tensor).__name__, "Convert it with torch.as_tensor."))
+    if not tensor.dim() or tensor.shape[-1] != size:
+        raise ShapeError(sentence(name, f"of {name}_size = {size} features", f"shape {list(tensor.shape)}"))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.functional.export import is_exporting
+from gatewise.contract.pytorch import is_exporting
 
 
 def refuse_traced(got: str, advice: str = "Call the layer itself, with its states as inputs and outputs.") -> NoReturn:

@@ -34,7 +34,7 @@ def bytes_of(budget: str, device: Device) -> int | None:
         The number of bytes; None for "auto" on a device whose memory size is unknown.
 
     Raises:
-        ArgumentError: The text is neither "auto" nor a size.
+        ArgumentError: The budget is neither "auto" nor a size as text.
 
     Examples:
         >>> from gatewise.contract.device import Device
@@ -45,7 +45,7 @@ def bytes_of(budget: str, device: Device) -> int | None:
         if not device.memory_bytes:
             return None
         return int(USABLE * device.memory_bytes) - CONTEXT_BYTES * (device.kind == "cuda")
-    found = _FORM.fullmatch(budget)
+    found = _FORM.fullmatch(budget) if isinstance(budget, str) else None
     unit = _UNITS.get(found[2].upper()) if found else None
     if found is None or unit is None or not 0 < float(found[1]) * unit < _TOO_MUCH:
         raise ArgumentError(sentence("memory_budget", "'auto' or a size such as 8GB or 7.5GiB", repr(budget)))

@@ -202,6 +202,13 @@ Q, K, V, W = torch.zeros(5, 2, 3), torch.zeros(7, 2, 3), torch.zeros(7, 2, 4), t
         ((Q, K, V, [7, 8]), {"v": W}, gatewise.ShapeError, "`lengths` must be between 0 and S = 7, got 8"),
         ((Q, K, V, [7, -1]), {"v": W}, gatewise.ShapeError, "`lengths` must be between 0 and S = 7, got -1"),
         ((Q, K, V, [7.0, 1.0]), {"v": W}, gatewise.DtypeError, "`lengths` must be integers"),
+        *[
+            ((Q, K, V, lengths), {"v": W}, gatewise.ArgumentError, "`lengths` must be None, or 2 integers, got")
+            for lengths in (7, "ab", [7, None], [2**70, 1])
+        ],
+        ((Q.numpy(), K, V), {"v": W}, gatewise.ArgumentError, "`query` must be a tensor, got ndarray"),
+        ((Q, K, [V]), {"v": W}, gatewise.ArgumentError, "`values` must be a tensor, got list"),
+        ((Q, K, V), {"v": 1.0}, gatewise.ArgumentError, "`v` must be a tensor, got float"),
         ((Q, K, V), {"v": W, "kernel": "best"}, gatewise.KernelRefused, "`kernel` must be one of 'auto', 'fused'"),
         *[
             ((Q, K, V), {"v": W, "memory_budget": budget}, gatewise.ArgumentError, "`memory_budget` must be None or a")
@@ -213,6 +220,46 @@ def test_bad_input_says_what_to_change(arguments, options, error, text):
     with pytest.raises(error, match=text):
         attention.attend(*arguments, **options)
     attention.attend(Q, K, V, v=W)  # the next call works
+
+
+@pytest.mark.parametrize("name", ["query", "keys", "values", "v", "context"])
+def test_a_tensor_that_was_modified_between_the_explicit_passes_is_named(name):
+    given = {"query": Q.clone(), "keys": K.clone(), "values": V.clone(), "v": W.clone()}
+    context, _, saved = attention.forward(**given, kernel="reference")
+    attention.backward(saved, torch.ones_like(context))
+    (given | {"context": context})[name].add_(1)
+    with pytest.raises(gatewise.ModifiedInPlace, match=f"`{name}` must be as it was in the forward pass"):
+        attention.backward(saved, torch.ones_like(context))
+
+
+@pytest.mark.parametrize(
+    ("above", "error", "text"),
+    [
+        ((torch.ones(5, 2, 1), None), gatewise.ShapeError, r"`dcontext` must be of shape \[5, 2, 4\], got \[5, 2, 1\]"),
+        ((torch.ones(5, 2, 4).double(), None), gatewise.DtypeError, "`dcontext` must be of the keys' dtype"),
+        ((None, None), gatewise.ArgumentError, "`dcontext` must be a tensor"),
+        (
+            (torch.ones(5, 2, 4), torch.ones(1)),
+            gatewise.ShapeError,
+            r"`dweights` must be of shape \[5, 2, 7\], got \[1\]",
+        ),
+    ],
+)
+def test_gradients_that_do_not_fit_the_outputs_are_refused(above, error, text):
+    *_, saved = attention.forward(Q, K, V, v=W)
+    with pytest.raises(error, match=text):
+        attention.backward(saved, *above)
+
+
+def test_a_forward_pass_without_gradients_has_no_backward_pass():
+    context, _, saved = attention.forward(Q, K, V, v=W, needs_grad=False)
+    with pytest.raises(gatewise.ArgumentError, match=r"`saved` must be .* with needs_grad=True"):
+        attention.backward(saved, context)
+
+
+def test_an_unknown_device_is_named():
+    with pytest.raises(gatewise.DeviceError, match="`device` must be a CPU or CUDA device, got 'h2000'"):
+        attention.explain(PROBLEM, "h2000")
 
 
 def test_the_default_device_is_not_that_of_lengths():

@@ -61,3 +61,15 @@ def test_kernel_is_passed_on():
 def test_bad_arguments_say_what_to_change(arguments, options, text):
     with pytest.raises(gatewise.ArgumentError, match=text):
         Attention(*arguments, **options)
+
+
+@pytest.mark.parametrize("score", ["additive", "general"])
+def test_inputs_of_other_sizes_are_named(score):
+    attention = Attention(6, 5, score=score)
+    query, source = torch.randn(4, 2, 6), torch.randn(7, 2, 5)
+    with pytest.raises(gatewise.ShapeError, match=r"`query` must be of query_size = 6 features"):
+        attention(query[..., :5], source)
+    with pytest.raises(gatewise.ShapeError, match=r"`source` must be of source_size = 5 features"):
+        attention(query, source[..., :4])
+    with pytest.raises(gatewise.ArgumentError, match="`query` must be a tensor, got list"):
+        attention([query], source)

@@ -181,6 +181,20 @@ def test_text_that_is_not_utf8_is_a_usage_error(gatewise, words, option):
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("train", "lm", "--output", ""), "--output"),
+        (("generate", "--checkpoint", ""), "--checkpoint"),
+        (("convert", "lstm.npz", "", "--from", "torch"), "TARGET"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(gatewise, words, option):
+    answer = gatewise(*words)
+    assert answer.status == 2
+    assert f"Invalid value for '{option}': '' is no path; the current folder is '.'." in answer.err
+
+
 def test_a_folder_whose_path_is_not_utf8_is_refused(gatewise, small):
     answer = gatewise("train", "lm", *small, "--output", "caf\udce9")
     assert answer.status == 1

@@ -60,6 +60,13 @@ def test_a_recipe_survives_being_written(tmp_path):
     assert read_recipe(tmp_path / "recipe.toml") == recipe
 
 
+def test_every_character_survives_being_written(tmp_path):
+    characters = "".join(map(chr, [*range(0x180), 0x2028, 0xFEFF, 0x1F600]))
+    recipe = overridden(Recipe(), {"description": characters, "text.train": characters})
+    (tmp_path / "recipe.toml").write_bytes(to_toml(recipe).encode())
+    assert read_recipe(tmp_path / "recipe.toml") == recipe
+
+
 def test_a_recipe_of_a_classifier_survives_being_written(tmp_path):
     recipe = overridden(ClassifierRecipe(), parse_settings(['features=["a, b", "ü"]', "test_accuracy=0.5", "seed=3"]))
     (tmp_path / "recipe.toml").write_text(to_toml(recipe), "utf-8")

@@ -116,12 +116,28 @@ def test_three_files_are_read_as_they_are(gatewise, small, text, tmp_path):
     for split in ("train", "valid", "test"):
         shutil.copy(text, tmp_path / f"{split}.txt")
     files = [word for split in ("train", "valid", "test") for word in (f"--{split}", f"{split}.txt")]
-    answer = gatewise("train", "lm", *small, *files, "--output", "run")
+    without = small[: small.index("--text")] + small[small.index("--text") + 2 :]
+    answer = gatewise("train", "lm", *without, *files, "--output", "run")
     words = len(text.read_text().split()) + len(text.read_text().splitlines())
     assert f"train {words:,}, valid {words:,}, test {words:,}" in answer.out
-    answer = gatewise("train", "lm", *small, "--train", "train.txt", "--output", "other")
+    answer = gatewise("train", "lm", *without, "--train", "train.txt", "--output", "other")
     assert answer.status == 1
     assert "`--train`, `--valid`, `--test` must be three files, got only `--train`" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("lm", "--text", "a", "--train", "b", "--valid", "c"), "`--text` and `--train`, `--valid`"),
+        (("lm", "--text", "a", "--set", "text.test=b"), "`--text` and `--test`"),
+        (("classify", "--data", "a", "--train", "b"), "`--data` and `--train`"),
+        (("nmt", "--data", "a", "--train-source", "b"), "`--data` and `--train-source`"),
+    ],
+)
+def test_data_that_are_named_in_two_ways_are_refused(gatewise, words, names):
+    answer = gatewise("train", *words)
+    assert answer.status == 1
+    assert f"{names} exclude each other. Name the data in one of these ways." in answer.err
 
 
 def test_one_file_replaces_the_three_of_a_recipe_and_the_reverse(gatewise, small, text, tmp_path):

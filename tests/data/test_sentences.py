@@ -243,6 +243,8 @@ def test_nothing_to_read_is_refused():
         PairBatches(tokens(3), tokens(3), 30, processes=2, shuffle=True)
     with pytest.raises(ArgumentError, match="batch_tokens"):
         PairBatches(tokens(3), tokens(3), 0)
+    with pytest.raises(ArgumentError, match="`target` must be as many sentences as `source`, 2, got 1"):
+        PairBatches(tokens(3, 4), tokens(3), 30)
 
 
 def test_a_batch_without_a_sentence_has_one_step():

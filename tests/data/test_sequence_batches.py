@@ -103,6 +103,15 @@ def test_bad_sizes_are_refused():
         batches(EQUAL, 0)
     with pytest.raises(ArgumentError, match="`batch_size` must be a multiple of the 2 processes, got 3"):
         batches(EQUAL, 3, shuffle=True, processes=2)
+    with pytest.raises(ArgumentError, match=r"`batch_size` must be a positive integer, got 2\.5"):
+        batches(EQUAL, 2.5)
+    with pytest.raises(ArgumentError, match="`rank` must be from 0 up and below the number of processes, 2, got 2"):
+        batches(EQUAL, 2, rank=2, processes=2)
+    for count in (1, len(EQUAL) + 1):
+        with pytest.raises(
+            ArgumentError, match=rf"`targets` must be one for each of the .* sequences, .*, got \[{count}\]"
+        ):
+            SequenceBatches(EQUAL, torch.zeros(count), 2)
     with pytest.raises(DataError, match="made up has 1 sequences for 2 processes"):
         batches([3], 2, shuffle=True, processes=2)
 

@@ -132,11 +132,24 @@ def test_a_short_text_hears_the_options_that_can_help():
 
 
 @pytest.mark.parametrize(
-    ("batch", "window", "name"), [(0, 35, "batch_size"), (20, 0, "window"), (-1, 35, "batch_size")]
+    ("batch", "window", "name"),
+    [(0, 35, "batch_size"), (20, 0, "window"), (-1, 35, "batch_size"), (2.0, 35, "batch_size"), (20, "35", "window")],
 )
 def test_sizes_are_positive(batch, window, name):
     with pytest.raises(ArgumentError, match=f"`{name}` must be a positive integer, got"):
         TokenStream(TOKENS, batch, window)
+
+
+@pytest.mark.parametrize("tokens", [TOKENS.float(), TOKENS[:1000].view(10, 100), TOKENS.tolist()])
+def test_what_is_no_stream_of_tokens_is_refused(tokens):
+    with pytest.raises(ArgumentError, match="`tokens` must be a tensor of token numbers, int64"):
+        TokenStream(tokens, 3, 5)
+
+
+@pytest.mark.parametrize(("rank", "processes"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_process_that_is_not_there_reads_nothing(rank, processes):
+    with pytest.raises(ArgumentError, match=rf"`rank` must be from 0 up and below .*, {processes}, got {rank}"):
+        TokenStream(TOKENS, 4, 5, rank=rank, processes=processes)
 
 
 def test_more_processes_than_columns_are_refused():

@@ -95,10 +95,12 @@ def test_size_keeps_the_most_frequent():
     assert characters.encode("abc").tolist()[2] == characters.unknown
 
 
-def test_a_token_of_another_vocabulary_is_refused_by_bpe():
-    tokenizer = built("bpe", size=260)
-    with pytest.raises(ArgumentError, match=rf"`token` must be in \[0, {len(tokenizer)}\), got {len(tokenizer)}\. "):
-        tokenizer.bytes_of(len(tokenizer))
+@pytest.mark.parametrize("kind", ["word", "character", "byte", "bpe"])
+def test_a_token_of_another_vocabulary_is_refused(kind):
+    tokenizer = built(kind)
+    for token in (len(tokenizer), -1):
+        with pytest.raises(ArgumentError, match=rf"`token` must be in \[0, {len(tokenizer)}\), got {token}\. "):
+            tokenizer.bytes_of(token)
 
 
 def test_size_bounds_bpe():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gatewise.contract.errors import ArgumentError, CheckpointError, ShapeError
+from gatewise.contract.errors import ArgumentError, CheckpointError, DtypeError, ShapeError
 from gatewise.interop.convert import convert
 from gatewise.interop.layouts import layout_named
 from gatewise.interop.search import find_stacks
@@ -330,3 +330,30 @@ def test_a_bias_of_cudnn_under_the_layout_keras_is_explained():
     cudnn = convert(keras(), "keras", "keras-cudnn")
     with pytest.raises(ShapeError, match=r"bias \[16\]\. A bias of 8H is that of CuDNNLSTM: the layout keras-cudnn"):
         convert(cudnn, "keras", "torch")
+
+
+@pytest.mark.parametrize("target", ["keras", "flax", "haste", "systemml"])
+def test_no_layer_takes_the_name_of_another(target):
+    layers = {"lstm": torch.nn.LSTM(3, 4, 2), "lstm_1": torch.nn.LSTM(3, 4)}
+    model = {f"{name}.{key}": value for name, layer in layers.items() for key, value in layer.state_dict().items()}
+    with pytest.raises(ArgumentError, match=r"names of the layers` must be different in the .*, got lstm_1.* twice"):
+        convert(model, "torch", target)
+    assert len(convert(model, "torch", "torch")) == len(model)
+    assert convert(model, "torch", target, layers=["lstm"])
+
+
+def test_two_tensors_of_one_name_are_refused_unless_they_are_the_same():
+    model = under("lstm", keras())
+    twice = model | under("params/lstm", keras())
+    with pytest.raises(ArgumentError, match="`params/lstm/kernel` must be of another name than lstm/kernel"):
+        convert(twice, "keras", "torch")
+    same = model | {f"params/{name}": value.clone() for name, value in model.items()}
+    assert convert(same, "keras", "torch").keys() == torch.nn.LSTM(3, 2).state_dict().keys()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_weights_of_other_dtypes_are_refused(dtype):
+    layer = {name: value.to(dtype) for name, value in torch.nn.LSTM(3, 2).state_dict().items()}
+    with pytest.raises(DtypeError, match=rf"_l0` must be of a dtype of weights, .*, got {dtype}\. Convert it"):
+        convert(layer, "torch", "keras")
+    assert convert(under("lstm", keras()) | {"dense/kernel": torch.ones(3, 2).to(dtype)}, "keras", "torch")

@@ -14,7 +14,7 @@ import torch
 
 from gatewise.contract.errors import ArgumentError, CheckpointError, MissingExtra, ShapeError
 from gatewise.interop.convert import convert
-from gatewise.interop.files import formats, hdf5
+from gatewise.interop.files import arrays, formats, hdf5
 from gatewise.interop.files.formats import convert_file, read_file
 
 pytest.importorskip("gatewise.interop.keras", exc_type=ImportError)
@@ -213,6 +213,34 @@ def test_an_archive_that_is_encrypted_or_compressed_unusually_is_refused(tmp_pat
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match=r"bad\..* is truncated or not a .*Take another copy\."):
             read_file(path)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".keras"])
+def test_compressed_zeros_are_refused_without_reading_them(tmp_path, sources, suffix, monkeypatch):
+    monkeypatch.setattr(arrays, "_ALWAYS_READ", 1000)
+    with zipfile.ZipFile(sources[suffix]) as good, zipfile.ZipFile(tmp_path / f"bad{suffix}", "w") as bad:
+        for name in good.namelist():
+            bad.writestr(name, good.read(name) + bytes(10**6), zipfile.ZIP_DEFLATED)
+    with pytest.raises(CheckpointError, match=r"bytes in the file and 1,[\d,]* when it is read, more than 100 times"):
+        read_file(tmp_path / f"bad{suffix}")
+
+
+def test_a_dataset_that_the_file_only_declares_is_refused(tmp_path):
+    with h5py.File(tmp_path / "bad.weights.h5", "w") as file:
+        shape = (2**20, 2**20)
+        file.create_dataset("layers/dense/vars/0", shape=shape, dtype="f4", chunks=(1024, 1024))
+    with pytest.raises(CheckpointError, match="dense/0 has 0 bytes in the file and 4,398,046,511,104 when it is read"):
+        read_file(tmp_path / "bad.weights.h5")
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".weights.h5"])
+def test_layers_of_a_keras_file_get_names_of_their_own(tmp_path, suffix):
+    layers = {"lstm_1": torch.nn.LSTM(3, 4), "lstm": torch.nn.LSTM(4, 4, 2)}
+    model = {f"{name}.{key}": value for name, layer in layers.items() for key, value in layer.state_dict().items()}
+    safetensors.save_file(model, tmp_path / "in.safetensors")
+    convert_file(tmp_path / "in.safetensors", tmp_path / f"out{suffix}", "torch", "keras", layers=list(layers))
+    names = {name.split("/")[0] for name in read_file(tmp_path / f"out{suffix}")}
+    assert names == {"lstm_1", "lstm_2", "lstm_3"}
 
 
 def test_a_single_array_is_no_npz(tmp_path):

@@ -98,6 +98,12 @@ def test_the_mode_of_the_model_comes_back():
         ({"prompt": ()}, "`prompt` must be at least one token"),
         ({"temperature": -1.0}, "`temperature` must be 0 or more, got -1.0"),
         ({"top_k": 0}, "`top_k` must be a positive integer, got 0"),
+        ({"temperature": "hot"}, "`temperature` must be 0 or more, got 'hot'"),
+        ({"top_k": 2.5}, "`top_k` must be a positive integer, got 2.5"),
+        ({"prompt": ((1, 2), (3, 4))}, r"`prompt` must be a tensor of tokens, int64 \[N\], got torch.int64 \[2, 2\]"),
+        ({"forbidden": (31,)}, "`forbidden` must be tokens from 0 to 30, got 31"),
+        ({"forbidden": (-1,)}, "`forbidden` must be tokens from 0 to 30, got -1"),
+        ({"forbidden": range(31)}, "`forbidden` must be some tokens, got all 31"),
         ({"top_p": 0.0}, r"`top_p` must be in \(0, 1\], got 0.0"),
         ({"top_p": 1.5}, r"`top_p` must be in \(0, 1\], got 1.5"),
     ],
@@ -105,3 +111,8 @@ def test_the_mode_of_the_model_comes_back():
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ArgumentError, match=message):
         drawn(**options)
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-300])
+def test_a_temperature_that_is_zero_in_float32_takes_the_likeliest_token(temperature):
+    assert drawn(temperature=temperature)[0] == drawn(temperature=0)[0]

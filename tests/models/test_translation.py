@@ -194,7 +194,12 @@ def test_length_penalty_decides_between_long_and_short(short):
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"beam_size": 0}, "beam_size"), ({"n_best": 2}, "from 1 to the beam size, 1, got 2"), ({"n_best": 0}, "n_best")],
+    [
+        ({"beam_size": 0}, "beam_size"),
+        ({"beam_size": 2.5}, "`beam_size` must be an integer, got 2.5"),
+        ({"n_best": 2}, "from 1 to the beam size, 1, got 2"),
+        ({"n_best": 0}, "n_best"),
+    ],
 )
 def test_searches_that_make_no_sense_are_refused(wrong, message):
     with pytest.raises(ArgumentError, match=message):
@@ -265,3 +270,23 @@ def test_steps_that_cannot_be_recorded_are_done_one_by_one():
     for _ in range(4):
         same_translations(translate(ours, source, lengths, search(), graphs), wanted)
     assert (recorder.records, graphs.refusal) == (1, "operation not permitted")
+
+
+def test_the_end_must_not_be_forbidden():
+    with pytest.raises(ArgumentError, match=r"`forbidden` must be without the end token, 2, got \(0, 2\)"):
+        Search(BEGINNING, END, (PADDING, END))
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_tokens_that_the_model_does_not_have_are_refused(beam_size):
+    source, lengths = sentences(3, 1)
+    with pytest.raises(ArgumentError, match="`end` must be a token from 0 to 5, got 6"):
+        translate(model(0), source, lengths, Search(BEGINNING, SIZE, beam_size=beam_size))
+    with pytest.raises(ArgumentError, match="`forbidden` must be a token from 0 to 5, got -1"):
+        translate(model(0), source, lengths, Search(BEGINNING, END, (-1,), beam_size=beam_size))
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_no_sentences_have_no_translations(beam_size):
+    source, lengths = sentences(3, 1)
+    assert translate(model(0), source[:, :0], lengths[:0], search(beam_size)) == []

@@ -157,6 +157,25 @@ def test_lengths_and_resets_become_steps():
     assert y.isnan().any(-1).any(0).tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("layer", "extra"),
+    [
+        (lambda: LSTM(5, 4), {"lengths": torch.tensor([1, 3])}),
+        (lambda: RNN(5, 4), {"resets": torch.tensor([[0, 1], [0, 0], [1, 0]])}),
+        (lambda: Recurrent(PeepholeLSTM(), 5, 4), {}),
+        (lambda: Recurrent(LayerNormGRU(), 5, 4), {}),
+    ],
+    ids=["lengths", "resets", "peephole_lstm", "layer_norm_gru"],
+)
+def test_steps_that_were_exported_without_gradients_run_and_train_with_them(layer, extra):
+    model, x = layer().eval(), torch.randn(3, 2, 5)
+    with torch.no_grad():
+        program = torch.export.export(model, (x,), extra)
+    y, _ = program.module()(x, **extra)
+    torch.testing.assert_close(y, model(x, **extra)[0])
+    y.sum().backward()
+
+
 ANY_SIZE = {0: Dim("time"), 1: Dim("batch")}
 scans = pytest.mark.skipif(not functional.export._SCANS, reason="this version of PyTorch cannot export `scan`")
 

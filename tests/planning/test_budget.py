@@ -33,7 +33,7 @@ def test_auto_leaves_a_tenth_and_the_context():
     assert bytes_of("auto", Device("cpu", "invented")) is None
 
 
-@pytest.mark.parametrize("text", ["", "lots", "8 parsecs", "-1GB", "0GB", "GB", "8GB please"])
+@pytest.mark.parametrize("text", ["", "lots", "8 parsecs", "-1GB", "0GB", "GB", "8GB please", 8e9, 0, None])
 def test_anything_else_is_refused(text):
     with pytest.raises(ArgumentError, match=r"`memory_budget` must be 'auto' or a size such as 8GB or 7\.5GiB, got"):
         bytes_of(text, H200)

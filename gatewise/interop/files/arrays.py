@@ -16,12 +16,21 @@ from gatewise.interop.description import Content
 from gatewise.interop.layouts import WeightLayout
 from gatewise.interop.stacks import Stack, named_tensors
 
+_MOST_EXPANSION = 100
+"""The largest factor by which weights are compressed; zeros alone are compressed more."""
+_ALWAYS_READ = 2**26
+"""The number of bytes that are read whatever their factor is, because they take no time."""
+
 
 def read_npz(path: Path) -> Content:
     """Return the arrays of a `numpy.savez` file, in the order of the file; non-numeric arrays are left out."""
     try:
         with np.load(path, allow_pickle=False) as content:
+            for member in content.zip.infolist():
+                refuse_expansion(path, member.filename, member.compress_size, member.file_size)
             members = {name: content[name] for name in content.files}
+    except CheckpointError:
+        raise
     except DAMAGED_ARCHIVE as error:
         raise CheckpointError(
             f"{path} is truncated or not a file of numpy.savez ({error}). Take another copy."
@@ -75,6 +84,27 @@ def write_safetensors(path: Path, stacks: Sequence[Stack], layout: WeightLayout)
     library = _safetensors()
     content = {name: tensor.contiguous() for name, tensor in named_tensors(stacks, layout).items()}
     write_bytes(path, library.torch.save(content, {"layout": layout.name}))
+
+
+def refuse_expansion(path: Path, part: str, stored: int, size: int) -> None:
+    """Raise if a part of a file would become far larger when it is read, as no weights do.
+
+    A few megabytes of compressed zeros would otherwise take minutes and all memory.
+
+    Args:
+        path: The path of the file, for the message.
+        part: The name of the part.
+        stored: The number of its bytes in the file.
+        size: The number of its bytes in memory.
+
+    Raises:
+        CheckpointError: The part would become more than 100 times as large, and larger than 64 MiB.
+    """
+    if size > max(_MOST_EXPANSION * stored, _ALWAYS_READ):
+        raise CheckpointError(
+            f"{path} is damaged or not a file of weights: {part} has {stored:,} bytes in the file and {size:,} when it "
+            f"is read, more than {_MOST_EXPANSION} times as many. Take another copy."
+        )
 
 
 def natural(name: str) -> list[tuple[int, str]]:

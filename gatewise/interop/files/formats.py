@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gatewise.contract.errors import ArgumentError, CheckpointError, ShapeError, sentence
+from gatewise.contract.errors import ArgumentError, CheckpointError, DtypeError, ShapeError, sentence
 from gatewise.files import refuse_overwriting
 from gatewise.interop.convert import arranged
 from gatewise.interop.description import Content
@@ -104,6 +104,7 @@ def convert_file(
         ArgumentError: There is no such layout; the layouts are of different cells; no layer of the source is in its
             layout; or the target cannot hold the layout or the layers, or is the source.
         ShapeError: The shapes of a layer's tensors do not fit each other.
+        DtypeError: The weights of a layer are not floating-point numbers of 16, 32 or 64 bits.
         MissingExtra: h5py, safetensors or TensorFlow is required and not installed.
     """
     source, target = Path(source), Path(target)
@@ -117,7 +118,7 @@ def convert_file(
     content = read_content(source)
     try:
         found = find_stacks(content.tensors, source_layout, layers, content.are_apart)
-    except (CheckpointError, ShapeError) as error:
+    except (CheckpointError, DtypeError, ShapeError) as error:
         raise type(error)(f"{source}: {error}") from error
     stacks = arranged(found.stacks, content, source_layout, layers=layers, pair=pair, stack=stack, ordered=kind.ordered)
     kind.write(target, stacks, target_layout)

@@ -6,6 +6,7 @@ tell which they are. An older file stores the names of layers and variables in a
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from gatewise.contract.weights import DirectionWeights
 from gatewise.files import replacing
 from gatewise.interop.convert import as_tensor
 from gatewise.interop.description import Content, Description
-from gatewise.interop.files.arrays import natural, numpy_arrays
+from gatewise.interop.files.arrays import natural, numpy_arrays, refuse_expansion
 from gatewise.interop.files.keras_config import described
 from gatewise.interop.layouts import WeightLayout
 from gatewise.interop.packing import pack
@@ -63,10 +64,10 @@ def keras_layers(stacks: Sequence[Stack]) -> list[KerasLayer]:
             cell = _NAMES[pytorch_layer(stack.cell).name]
             kind = cell if len(directions) == 1 else "bidirectional"
             number = counts[kind] = counts.get(kind, -1) + 1
-            numbered = f"{kind}_{number}" if number else kind
             own = stack.name.replace("/", "_") if len(stack.layers) == 1 else ""
-            taken = {layer.name for layer in layers}
-            name = own if own and own not in taken else numbered
+            taken = {"", *(layer.name for layer in layers)}
+            numbered = (f"{kind}_{each}" if each else kind for each in itertools.count(number))
+            name = next(name for name in itertools.chain((own,), numbered) if name not in taken)
             layers.append(KerasLayer(kind, name, directions, cell, stack.cell == RNN("relu")))
     return layers
 
@@ -97,9 +98,13 @@ def read_hdf5(path: Path, content: IO[bytes] | None = None, model: Mapping[str, 
                 found, layers = list(_by_attributes(weights)), known or _listed(weights)
             else:
                 found, layers = _numbered(file, known)
+            for name, dataset in found:
+                refuse_expansion(path, name, dataset.id.get_storage_size(), dataset.nbytes)
             tensors = {name: _tensor(name, dataset) for name, dataset in found if dataset.dtype.kind in "fiubV"}
             return Content(tensors, layers, model is not None, apart=True)
-    except (OSError, KeyError, RuntimeError, ValueError, AttributeError, TypeError) as error:
+    except CheckpointError:
+        raise
+    except (OSError, KeyError, RuntimeError, ValueError, AttributeError, TypeError, MemoryError) as error:
         raise CheckpointError(
             f"{path} is truncated or not an HDF5 file of Keras ({error}). Take another copy."
         ) from error
@@ -120,7 +125,8 @@ def write_h5(path: Path, stacks: Sequence[Stack], layout: WeightLayout) -> None:
     Raises:
         ArgumentError: The weights are in bfloat16, which the format does not support.
     """
-    numpy_arrays(stacks, layout)
+    for stack in stacks:
+        numpy_arrays([stack], layout)  # refuses bfloat16; layers get names of their own below
     with replacing(path) as temporary, _h5py().File(temporary, "w") as file:
         layers = keras_layers(stacks)
         file.attrs["layer_names"] = [layer.name.encode() for layer in layers]

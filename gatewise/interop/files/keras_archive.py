@@ -12,6 +12,7 @@ from typing import Any
 from gatewise.contract.errors import DAMAGED_ARCHIVE, CheckpointError
 from gatewise.files import replacing
 from gatewise.interop.description import Content
+from gatewise.interop.files.arrays import refuse_expansion
 from gatewise.interop.files.hdf5 import KerasLayer, keras_layers, read_hdf5, write_weights_h5
 from gatewise.interop.layouts import WeightLayout
 from gatewise.interop.stacks import Stack, joined
@@ -24,8 +25,13 @@ def read_keras(path: Path) -> Content:
     """Return the variables of the model's layers; see `read_hdf5`."""
     try:
         with zipfile.ZipFile(path) as archive:
+            for name in (_WEIGHTS, _CONFIG):
+                member = archive.getinfo(name)
+                refuse_expansion(path, name, member.compress_size, member.file_size)
             content = archive.read(_WEIGHTS)
             model = json.loads(archive.read(_CONFIG))
+    except CheckpointError:
+        raise
     except DAMAGED_ARCHIVE as error:
         message = f"{path} is truncated or not a model of Keras 3 ({error}). Take another copy."
         raise CheckpointError(message) from error

@@ -40,7 +40,7 @@ def init(
         W [D+M, 4M], b [1, 4M], out0 [N, M], c0 [N, M]. The forget gate has no additional bias.
 
     Raises:
-        ArgumentError: A size is not a positive integer, or a device is named for NumPy arrays.
+        ArgumentError: A size is not a positive integer, the seed is negative, or a device is named for NumPy arrays.
         DtypeError: The dtype is neither float64 nor float32.
 
     Source:
@@ -62,6 +62,8 @@ def init(
     if device is not None and not of_torch:
         advice = "Give a torch dtype for tensors."
         raise ArgumentError(sentence("device", "None for NumPy arrays", repr(device), advice))
+    if seed is not None and (not isinstance(seed, (int, np.integer)) or seed < 0):
+        raise ArgumentError(sentence("seed", "None or an integer of 0 or more", repr(seed)))
     scale = (6 / ((D + M) + 4 * M)) ** 0.5
     uniform = np.random.default_rng(seed).uniform(-scale, scale, (D + M, 4 * M))
     arrays = (uniform.astype(name), *(np.zeros(shape, name) for shape in ((1, 4 * M), (N, M), (N, M))))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gatewise import functional
+from gatewise.contract.device import Device
 from gatewise.contract.errors import (
     ArgumentError,
     DtypeError,
@@ -173,6 +174,7 @@ def _reason(state: State | None, where: torch.device) -> str:
 def _place(device: torch.device | str | None) -> torch.device | None:
     if device is None:
         return None
+    Device.probe(device)  # raises if it is not there
     place = torch.device(device)
     # Tensors name their GPU by number, and the device of a state is compared with them.
     return torch.device("cuda", torch.cuda.current_device()) if place.type == "cuda" and place.index is None else place

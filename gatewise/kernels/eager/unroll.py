@@ -25,6 +25,7 @@ from gatewise.cells import step_cell
 from gatewise.cells.cell import Cell
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
+from gatewise.contract.pytorch import is_exporting
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.eager.blocks import is_swept
 from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks
@@ -125,7 +126,8 @@ def forward(
     h, states = rounded.to(inner), [order.initial_state(state).to(inner) for state in states0]
     parameters = [parameter.to(inner) for parameter in weights.parameters]
     of_steps = [mask.to(inner) for mask in masks.in_reading_order(order)]
-    recorded = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+    # A program that was exported without gradients may be called with them.
+    recorded = torch.is_grad_enabled() or is_exporting() or torch._C._are_functorch_transforms_active()
     if is_swept(cell) and not recorded and not is_variable(x.shape[0]):
         step: StagedSteps | _Recurrence = StagedSteps(
             step_cell(cell), weights.w_hh, bias.of_hidden, inputs, parameters, of_steps, keep=keep
@@ -220,7 +222,7 @@ class _Recurrence:
         cell: The cell.
         weights: The weights of the direction.
         bias: The biases of the direction.
-        inputs: The input products of all steps [T, B, G*H]; overwritten if autograd does not record.
+        inputs: The input products of all steps [T, B, G*H]; overwritten if autograd neither records nor may later.
         parameters: The parameters [H], in the dtype of states.
         masks: The masks of steps [T, B, H], in the dtype of states.
         keep: Whether `kept` will be called after the last step.
@@ -241,7 +243,7 @@ class _Recurrence:
         self._step, self._parameters, self._masks = step_of(step_cell(cell)), parameters, masks
         self._w_hh, self._apart = weights.w_hh.t(), [gate in cell.apart for gate in cell.gates]
         variable = is_variable(inputs.shape[0])
-        self._in_place = not torch.is_grad_enabled() and not variable
+        self._in_place = not (torch.is_grad_enabled() or is_exporting() or variable)
         # The sums are those in `inputs` afterwards, if they are added in place.
         self._steps = () if variable else inputs.unbind(0)
         self._kept = [] if keep and (cell.apart or not self._in_place) else None

@@ -112,6 +112,8 @@ BAD = [
         "`out0` must be of as many rows as X in the backward pass, 4, got 6. After a smaller last batch",
         lambda: back(X=P.X[:4], dout=P.dout[:4], dc=P.dc[:4]),
     ),
+    (DeviceError, "`device` must be a CPU or CUDA device, got 'gpu'", lambda: run(device="gpu")),
+    (ArgumentError, "`seed` must be None or an integer of 0 or more, got -1", lambda: systemml.init(4, 5, 2, seed=-1)),
     (KernelRefused, "the kernel 'cudnn' cannot run this call", lambda: run(kernel="cudnn")),
     (KernelRefused, "`kernel` must be one of", lambda: run(kernel="no-such")),
     (OutOfMemoryPredicted, "no kernel fits into the memory budget", lambda: run(memory_budget=10)),
