@@ -40,6 +40,9 @@ def check_statement(cell: Cell) -> None:
     for kind in ("parameters", "initial_states"):
         if not isinstance(getattr(cell, kind), Mapping):
             raise _error(cell, kind, "a dictionary from names to initial values", repr(getattr(cell, kind)))
+    if type(cell).__hash__ is None:
+        advice = "Leave out `__eq__`, as @dataclass(eq=False) does, or define both."
+        raise _error(cell, "__hash__", "defined, because calls look up cells by it", "None", advice)
     for kind in ("gates", "states", "parameters"):
         for name in getattr(cell, kind):
             if not isinstance(name, str) or not name.isidentifier() or _RESERVED.fullmatch(name):

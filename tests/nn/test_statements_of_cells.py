@@ -1,5 +1,6 @@
 """Statements of cells with errors, which are refused in a sentence, and cells that only autograd can differentiate."""
 
+import copy
 import math
 import warnings
 
@@ -54,6 +55,10 @@ WRONG_ATTRIBUTES = {
         r"must be step\(self, gate, state\), got step\(self, gate, state, parameter\), from the step in line \d+ of",
     ),
     "no step": ({"step": gatewise.Cell.step}, r"`Stated\.step` must be defined as step\(self, gate, state\), got none"),
+    "an equality without a hash": (
+        {"__eq__": lambda self, other: self is other, "__hash__": None},
+        r"`Stated\.__hash__` must be defined, .* got None\. Leave out `__eq__`, as @dataclass\(eq=False\) does",
+    ),
     "an initial state": ({"initial_states": {"h": "1"}}, r"`Stated\.initial_states` must be numbers, got '1' for h"),
 }
 
@@ -423,6 +428,24 @@ def test_cells_that_hold_tensors_are_equal_if_these_are_the_same():
     for cell in (one, other):
         with pytest.warns(UserWarning, match="got a tensor from outside of the step"):
             layer_of(cell)(x_of())
+
+
+@pytest.mark.filterwarnings("ignore:`Scaled.step` must be composed of")
+@pytest.mark.parametrize("kind", [list, tuple, dict])
+def test_cells_that_hold_tensors_in_a_list_or_a_dictionary_can_be_copied(kind):
+    class Scaled(gatewise.Cell):
+        gates = ("a",)
+
+        def __init__(self):
+            self.scales = kind({0: TABLE, 1: TABLE} if kind is dict else [TABLE, TABLE])
+
+        def step(self, gate, state):
+            return gate.a * self.scales[1], {}
+
+    layer = layer_of(Scaled())
+    assert copy.deepcopy(layer).cell != layer.cell
+    for each in (layer, copy.deepcopy(layer)):
+        torch.testing.assert_close(each(x_of())[0], layer_of(Scaled())(x_of())[0])
 
 
 def test_methods_of_values_are_not_recorded():
