@@ -122,7 +122,8 @@ def traced(cell: Cell) -> Step:
     states = {name: _Value(tape, before(name)) for name in ("h", *cell.states)}
     parameters = {name: _Value(tape, learned(name), of_units=True) for name in cell.parameters}
     try:
-        hidden, after = next_states(cell, sums, states, parameters)
+        with torch.enable_grad():
+            hidden, after = next_states(cell, sums, states, parameters)
         outputs = [_lifted(tape, value) for value in (hidden, *after)]
     except _Untraceable as error:
         raise NotTraceable(_refusal(cell, error)) from None
@@ -265,6 +266,8 @@ _TORCH_NAMES: dict[Callable, str] = {
 
 
 def _recorded(function: str, *operands: Any) -> _Value:
+    if not torch.is_grad_enabled():
+        raise _Untraceable("an operation without a gradient, as under torch.no_grad")
     tape = next(operand._tape for operand in operands if isinstance(operand, _Value))
     operation = Operation(f"v{len(tape)}", function, tuple(map(_operand, operands)))
     known = next((one for one in tape if one[1:] == operation[1:]), None)
