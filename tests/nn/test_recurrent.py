@@ -134,6 +134,24 @@ def test_second_derivatives_are_right(cell):
     assert torch.autograd.gradgradcheck(lambda own: layer(own)[0], (x,), fast_mode=True)
 
 
+def test_second_derivatives_where_a_state_depends_on_no_input():
+    class Slowing(gatewise.Cell):
+        gates = ("a",)
+        states = ("steps",)
+
+        def step(self, gate, state):
+            steps = state.steps + 1
+            return torch.tanh(gate.a) / steps, {"steps": steps}
+
+    layer, x = layer_of(Slowing()), x_of().requires_grad_()
+
+    def outputs(own):
+        y, (h_n, steps_n) = layer(own)
+        return y, h_n * steps_n
+
+    assert torch.autograd.gradgradcheck(outputs, (x,), fast_mode=True)
+
+
 @pytest.mark.parametrize("cell", CELLS, ids=repr)
 def test_little_memory_gives_the_same(cell):
     plain, x = layer_of(cell), x_of()
