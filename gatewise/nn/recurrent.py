@@ -371,6 +371,8 @@ class Recurrent(nn.Module):
     def reset_parameters(self) -> None:
         """Initialise matrices and biases uniformly, as the class says, and parameters of the cell as it states."""
         for name, parameter in self.named_parameters():
+            if name.startswith("cell."):  # of a cell that is a module, which has initialised them itself
+                continue
             # A parametrization moves the parameter `p_l0` to `parametrizations.p_l0.original`.
             kind = name.removeprefix("parametrizations.").rpartition("_l")[0]
             if kind in self.cell.parameters:
