@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import gatewise
 from gatewise.cells import GRU, LSTM, MGU, RNN, SHIPPED, SLSTM, CappedLSTM, CoupledLSTM, PeepholeLSTM
+from gatewise.contract.errors import ArgumentError
 
 T, B, I, H = 5, 3, 3, 4  # noqa: E741  as in the legend
 
@@ -21,6 +22,12 @@ class Leaky(gatewise.Cell):
     def step(self, gate, state):
         a = torch.sigmoid(gate.a)
         return a * state.h + (1 - a) * torch.tanh(gate.g), {}
+
+
+class Opposite(CoupledLSTM):
+    def step(self, gate, state):
+        h, others = super().step(gate, state)
+        return -h, others
 
 
 def layer_of(cell, **options):
@@ -172,6 +179,18 @@ def test_layers_can_be_copied_pickled_and_converted(cell):
     assert repr(layer).startswith(f"Recurrent({cell}, 3, 4, num_layers=2")
     y, _ = layer.to(torch.bfloat16)(x_of().bfloat16())
     assert y.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("zoneout", [0.0, 0.5])
+def test_a_cell_that_is_set_counts_in_the_next_call(zoneout):
+    layer, other = (layer_of(cell, zoneout=zoneout).eval() for cell in (CoupledLSTM(), Opposite()))
+    layer(x_of())
+    layer.cell = Opposite()
+    torch.testing.assert_close(layer(x_of()), other(x_of()))
+    for cell in (GRU, None):
+        layer.cell = cell
+        with pytest.raises(ArgumentError, match=r"`cell` must be a gatewise\.Cell, got"):
+            layer(x_of())
 
 
 def test_a_shipped_cell_can_be_compiled_and_another_is_refused():
