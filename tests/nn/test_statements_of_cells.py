@@ -448,6 +448,24 @@ def test_cells_that_hold_tensors_in_a_list_or_a_dictionary_can_be_copied(kind):
         torch.testing.assert_close(each(x_of())[0], layer_of(Scaled())(x_of())[0])
 
 
+@pytest.mark.parametrize("function", [torch.tanh, torch.erf], ids=["traceable", "not traceable"])
+def test_a_step_may_keep_a_value_as_an_attribute_which_is_a_tensor_then(function):
+    def step(self, gate, state):
+        self.last = function(gate.a)
+        return self.last * torch.sigmoid(gate.b), {}
+
+    def plain(self, gate, state):
+        return function(gate.a) * torch.sigmoid(gate.b), {}
+
+    cell = stated(step)
+    with pytest.warns(UserWarning, match=r"`Stated\.step` must be composed of"):
+        y, _ = layer_of(cell, zoneout=0.1).eval()(x_of())
+    assert cell.last.shape == (B, H)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(layer_of(stated(plain), zoneout=0.1).eval()(x_of())[0], y)
+
+
 def test_methods_of_values_are_not_recorded():
     cell = stated(lambda self, gate, state: (gate.a.sigmoid(), {}))
     with pytest.warns(UserWarning, match=r"got the attribute \.sigmoid of a value"):
