@@ -466,6 +466,29 @@ def test_a_step_may_keep_a_value_as_an_attribute_which_is_a_tensor_then(function
         torch.testing.assert_close(layer_of(stated(plain), zoneout=0.1).eval()(x_of())[0], y)
 
 
+@pytest.mark.filterwarnings("ignore:`Stated.step` must be composed of")
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_a_step_that_cannot_be_traced_must_not_change_in_place_what_it_reads(mode):
+    def step(self, gate, state):
+        h = state.h
+        h *= torch.sigmoid(gate.b)
+        return h + torch.erf(gate.a), {}
+
+    with (
+        mode(),
+        pytest.raises(StatementError, match=r"must leave the gates, .* got one that is changed in place, from"),
+    ):
+        layer_of(stated(step))(x_of())
+
+    def apart(self, gate, state):
+        return state.h * torch.sigmoid(gate.b) + torch.erf(gate.a), {}
+
+    with torch.inference_mode():
+        h = torch.ones(1, B, H, dtype=torch.float64)
+        torch.testing.assert_close(layer_of(stated(step))(x_of(), h), layer_of(stated(apart))(x_of(), h))
+        assert (h == 1).all()
+
+
 def test_methods_of_values_are_not_recorded():
     cell = stated(lambda self, gate, state: (gate.a.sigmoid(), {}))
     with pytest.warns(UserWarning, match=r"got the attribute \.sigmoid of a value"):
