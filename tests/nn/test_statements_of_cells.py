@@ -105,7 +105,14 @@ def test_parameters_without_values_are_not_inspected(make):
 
 WRONG_STEPS = {
     "no states": (lambda self, gate, state: gate.a, r"must return \(h, \{'c': c, 'd': d\}\), got"),
-    "a tensor in their place": (lambda self, gate, state: (gate.a, gate.b), r"must return .*, got \("),
+    "a tensor in their place": (
+        lambda self, gate, state: (gate.a, gate.b),
+        r"must return .*, got \((Value, Value|Tensor, Tensor)\)",
+    ),
+    "the hidden state twice": (
+        lambda self, gate, state: (gate.a, {"h": gate.a, "c": gate.a, "d": gate.b}),
+        "got the unknown state 'h', from the step .* The hidden state is the first of both results alone",
+    ),
     "too few states": (lambda self, gate, state: (gate.a, {"c": gate.b}), "must return .* got no state 'd'"),
     "an unknown state": (
         lambda self, gate, state: (gate.a, {"c": gate.a, "d": gate.b, "n": gate.b}),
