@@ -49,7 +49,7 @@ class _Stated:
         if torch.compiler.is_dynamo_compiling():
             pass  # it knows neither of both
         elif torch.is_inference_mode_enabled():  # where tensors have no versions
-            sums, h, *others = [value.clone() for value in given]
+            sums, h, others = sums.clone(), h.clone(), tuple(value.clone() for value in others)
         else:
             versions = [value._version for value in given]
         try:
