@@ -127,9 +127,9 @@ def traced(cell: Cell) -> Step:
     try:
         with torch.enable_grad():
             hidden, after = next_states(cell, sums, states, parameters)
+            outputs = [_lifted(tape, value) for value in (hidden, *after)]
         if kept := _kept_in(author):  # its reader expects a tensor
             raise _Untraceable(f"a value that the step keeps as the attribute {kept!r} of the cell")
-        outputs = [_lifted(tape, value) for value in (hidden, *after)]
     except _Untraceable as error:
         raise NotTraceable(_refusal(cell, error)) from None
     except _Mistaken as error:

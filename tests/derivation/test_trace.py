@@ -150,7 +150,7 @@ def test_parameters_are_normalized_by_themselves():
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_cell_can_be_traced_where_no_gradients_are_recorded(mode):
     with mode():
-        assert traced(stating(lambda self, gate, state: (gate.a * gate.b, {}))).operations
+        assert traced(stating(lambda self, gate, state: (gate.a, {"c": gate.a * gate.b}), states=("c",))).operations
 
 
 def test_a_step_returns_values():
