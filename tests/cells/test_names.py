@@ -6,7 +6,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import gatewise
-from gatewise.cells import RNN, SHIPPED, LayerNormGRU, LayerNormLSTM, cell_named
+from gatewise.cells import RNN, SHIPPED, LayerNormGRU, LayerNormLSTM, cell_named, in_evaluation, in_training
 from gatewise.cells.layer_norm_lstm import FORMS
 from gatewise.contract.errors import ArgumentError, DeviceError
 
@@ -34,6 +34,12 @@ def test_the_name_follows_options_that_change():
     rnn = RNN()
     rnn.nonlinearity = "relu"
     assert rnn.name == "rnn_relu"
+    cell = LayerNormLSTM()
+    trained, evaluated = in_training(cell, 0.5, (0.25, 0.0), 0.125), in_evaluation(cell, (0.25, 0.0))
+    cell.eps = 1e-3
+    assert cell_named(trained.name) == trained == in_training(LayerNormLSTM(eps=1e-3), 0.5, (0.25, 0.0), 0.125)
+    assert cell_named(evaluated.name) == evaluated == in_evaluation(LayerNormLSTM(eps=1e-3), (0.25, 0.0))
+    assert hash(cell_named(trained.name)) == hash(trained)
     assert cell_named(rnn.name) == rnn == RNN("relu") != RNN()
 
 
