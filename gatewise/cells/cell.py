@@ -106,5 +106,12 @@ class Cell:
 
 
 def _is_same(one: object, other: object) -> bool:
+    if one is other:
+        return True
     # Arrays and tensors cannot be compared as a whole by `==`; cells that differ in them differ.
-    return one is other or (not getattr(one, "shape", ()) and not getattr(other, "shape", ()) and one == other)
+    if getattr(one, "shape", ()) or getattr(other, "shape", ()):
+        return False
+    try:
+        return bool(one == other)
+    except (RuntimeError, ValueError):  # lists and dictionaries of them compare them by `==`
+        return False

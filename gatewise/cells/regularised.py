@@ -43,9 +43,6 @@ class Regularised(Cell):
         _take_over(self, cell)
         self.cell, self.recurrent_dropout, self.candidate_dropout = cell, recurrent_dropout, candidate_dropout
         self.zoneout = tuple(zoneout) if any(zoneout) else ()
-        options = ("recurrent_dropout", "zoneout", "candidate_dropout")
-        rates = {name: getattr(self, name) for name in options if getattr(self, name)}
-        self.name = f"{cell.name} with {', '.join(f'{name}={rate!r}' for name, rate in rates.items())}"
         zoned = {name: rate for name, rate in zip(("h", *cell.states), self.zoneout, strict=False) if rate}
         self.of_steps = {_zoneout_of(name): rate for name, rate in zoned.items()}
         if candidate_dropout:
@@ -53,15 +50,26 @@ class Regularised(Cell):
         self.masked = _masked(cell, tuple(zoned), candidate_dropout)
         self.masked_beside_hidden = _masked(cell, tuple(name for name in zoned if name != "h"), candidate_dropout)
 
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The name, which follows options of the cell that change."""
+        return f"{self.cell.name} with {self._options}"
+
+    @property
+    def _options(self) -> str:
+        names = ("recurrent_dropout", "zoneout", "candidate_dropout")
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name))
+
     def step(self, gate: Any, state: Any, *learned: Any) -> tuple[Any, Mapping[str, Any]]:
         """Return the states after a step, before any mask is applied."""
         return self.cell.step(gate, state, *learned)
 
     def __hash__(self) -> int:
-        return _hash_of(self)
+        # Calls look up their cell often. Everything else is made from these.
+        return hash((type(self), self.cell, self.recurrent_dropout, self.zoneout, self.candidate_dropout))
 
     def __repr__(self) -> str:
-        return f"Regularised({self.cell!r}, {self.name.partition(' with ')[2]})"
+        return f"Regularised({self.cell!r}, {self._options})"
 
 
 class Averaged(Cell):
@@ -75,7 +83,11 @@ class Averaged(Cell):
     def __init__(self, cell: Cell, zoneout: Sequence[float]) -> None:
         _take_over(self, cell)
         self.cell, self.zoneout = cell, tuple(zoneout)
-        self.name = f"{cell.name} with mean zoneout={self.zoneout!r}"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The name, which follows options of the cell that change."""
+        return f"{self.cell.name} with mean zoneout={self.zoneout!r}"
 
     def step(self, gate: Any, state: Any, *learned: Any) -> tuple[Any, Mapping[str, Any]]:
         """Return the mixed states after a step."""
@@ -83,7 +95,7 @@ class Averaged(Cell):
         return _mixed(self.cell.step(gate, state, *learned), state, {name: rate for name, rate in rates if rate})
 
     def __hash__(self) -> int:
-        return _hash_of(self)
+        return hash((type(self), self.cell, self.zoneout))
 
     def __repr__(self) -> str:
         return f"Averaged({self.cell!r}, {self.zoneout!r})"
@@ -104,9 +116,16 @@ class _Masked(Cell):
     def __init__(self, cell: Cell, zoned: tuple[str, ...], candidate_dropout: float) -> None:
         _take_over(self, cell)
         self.cell, self.zoned, self.candidate_dropout = cell, zoned, candidate_dropout
-        masks = [*map(_zoneout_of, zoned), *([_CANDIDATE] if candidate_dropout else [])]
-        self.name = f"{cell.name} with masks of {', '.join(masks)}"
-        self.parameters = {**cell.parameters, **dict.fromkeys(masks, 0.0)}  # type: ignore[misc]
+        self.parameters = {**cell.parameters, **dict.fromkeys(self._masks, 0.0)}  # type: ignore[misc]
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The name, which follows options of the cell that change."""
+        return f"{self.cell.name} with masks of {', '.join(self._masks)}"
+
+    @property
+    def _masks(self) -> list[str]:
+        return [*map(_zoneout_of, self.zoned), *([_CANDIDATE] if self.candidate_dropout else [])]
 
     def step(self, gate: Any, state: Any, masks: Any) -> tuple[Any, Mapping[str, Any]]:
         """Return the states after a step with the masks applied."""
@@ -117,12 +136,7 @@ class _Masked(Cell):
         return _mixed(after, state, {name: getattr(masks, _zoneout_of(name)) for name in self.zoned})
 
     def __hash__(self) -> int:
-        return _hash_of(self)
-
-
-def _hash_of(self: Regularised | Averaged | _Masked) -> int:
-    # Calls look up their cell often. What is not part of the name is made from the surrounded cell.
-    return hash((type(self), self.name, self.cell))
+        return hash((type(self), self.cell, self.zoned, self.candidate_dropout))
 
 
 def _masked(cell: Cell, zoned: tuple[str, ...], candidate_dropout: float) -> Cell:

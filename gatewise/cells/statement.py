@@ -40,6 +40,9 @@ def check_statement(cell: Cell) -> None:
     for kind in ("parameters", "initial_states"):
         if not isinstance(getattr(cell, kind), Mapping):
             raise _error(cell, kind, "a dictionary from names to initial values", repr(getattr(cell, kind)))
+    if type(cell).__hash__ is None:
+        advice = "Leave out `__eq__`, as @dataclass(eq=False) does, or define both."
+        raise _error(cell, "__hash__", "defined, because calls look up cells by it", "None", advice)
     for kind in ("gates", "states", "parameters"):
         for name in getattr(cell, kind):
             if not isinstance(name, str) or not name.isidentifier() or _RESERVED.fullmatch(name):
@@ -108,13 +111,15 @@ def check_returned(cell: Cell, returned: Any) -> tuple[Any, Mapping[str, Any]]:
     """
     form = f"(h, {{{', '.join(f'{name!r}: {name}' for name in cell.states)}}})"
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
-        kinds = f"({', '.join(type(one).__name__ for one in returned)})" if isinstance(returned, tuple) else None
-        raise returned_error(cell, f"return {form}", kinds or type(returned).__name__)
+        kinds = f"({', '.join(map(_kind_of, returned))})" if isinstance(returned, tuple) else None
+        raise returned_error(cell, f"return {form}", kinds or _kind_of(returned))
     hidden, after = returned
     if missing := [name for name in cell.states if name not in after]:
         raise returned_error(cell, f"return {form}", f"no state {missing[0]!r}")
     if unknown := [name for name in after if name not in cell.states]:
         advice = f"Add {unknown[0]!r} to `states`." if isinstance(unknown[0], str) else ""
+        if unknown[0] == "h":
+            advice = "The hidden state is the first of both results alone."
         raise returned_error(cell, f"return {form}", f"the unknown state {unknown[0]!r}", advice)
     return hidden, after
 
@@ -141,6 +146,10 @@ def line_of(cell: Cell, error: Exception) -> str:
         return ""
     where = f", in line {frames[-1].lineno} of {frames[-1].filename}"
     return f"{where}: {frames[-1].line}" if frames[-1].line else where
+
+
+def _kind_of(value: Any) -> str:
+    return type(value).__name__.lstrip("_")  # values of a step that is traced are of a private class
 
 
 def _repeated(names: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from gatewise.cells.statement import check_returned
 class Values:
     """The values that a step reads, as attributes; `torch.compile` can trace it, unlike `types.SimpleNamespace`."""
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         for name, value in values.items():
             setattr(self, name, value)
 

@@ -12,6 +12,7 @@ import torch
 
 from gatewise.cells.cell import Cell
 from gatewise.cells.normalization import standardized
+from gatewise.cells.regularised import stated
 from gatewise.cells.statement import (
     STEP_ERRORS,
     StatementError,
@@ -121,9 +122,14 @@ def traced(cell: Cell) -> Step:
     sums = {name: _Value(tape, name) for name in cell.sums}
     states = {name: _Value(tape, before(name)) for name in ("h", *cell.states)}
     parameters = {name: _Value(tape, learned(name), of_units=True) for name in cell.parameters}
+    author = stated(cell)
+    attributes = dict(vars(author))
     try:
-        hidden, after = next_states(cell, sums, states, parameters)
-        outputs = [_lifted(tape, value) for value in (hidden, *after)]
+        with torch.enable_grad():
+            hidden, after = next_states(cell, sums, states, parameters)
+            outputs = [_lifted(tape, value) for value in (hidden, *after)]
+        if kept := _kept_in(author):  # its reader expects a tensor
+            raise _Untraceable(f"a value that the step keeps as the attribute {kept!r} of the cell")
     except _Untraceable as error:
         raise NotTraceable(_refusal(cell, error)) from None
     except _Mistaken as error:
@@ -141,6 +147,10 @@ def traced(cell: Cell) -> Step:
         expectation = f"read {'; '.join(named)}"
         message = f"`{type(cell).__name__}.step` must {expectation}, got {error.name!r}{line_of(cell, error)}."
         raise StatementError(message) from error
+    finally:
+        if _kept_in(author):
+            vars(author).clear()
+            vars(author).update(attributes)
     step = Step(cell.sums, cell.states, tuple(tape), outputs[0], tuple(outputs[1:]), tuple(map(learned, parameters)))
     of_units = step.of_units
     for name, value in zip(("h", *cell.states), outputs, strict=True):
@@ -148,6 +158,11 @@ def traced(cell: Cell) -> Step:
             expectation = "return states that are computed from gates or states"
             raise returned_error(cell, expectation, f"a state {name!r} of parameters alone")
     return step
+
+
+def _kept_in(cell: Cell) -> str:
+    """Return the name of an attribute that a step has set to one of its values; empty if there is none."""
+    return next((name for name, value in vars(cell).items() if isinstance(value, _Value)), "")
 
 
 def _readable(cell: Cell) -> dict[str, Sequence[str]]:
@@ -265,6 +280,8 @@ _TORCH_NAMES: dict[Callable, str] = {
 
 
 def _recorded(function: str, *operands: Any) -> _Value:
+    if not torch.is_grad_enabled():
+        raise _Untraceable("an operation without a gradient, as under torch.no_grad")
     tape = next(operand._tape for operand in operands if isinstance(operand, _Value))
     operation = Operation(f"v{len(tape)}", function, tuple(map(_operand, operands)))
     known = next((one for one in tape if one[1:] == operation[1:]), None)

@@ -169,7 +169,7 @@ def recurrent(
     if compiling and _is_transformed():
         # The operator has no rules for transforms of `torch.func`: the call is made outside of the graph.
         torch._dynamo.graph_break()
-    if not x.is_meta and (compiling or torch._C._is_any_autocast_enabled()):
+    if compiling or torch._C._is_any_autocast_enabled():
         x, state, flat = _as_autocast(x, state, flat)
     order = None
     if reverse:
@@ -276,7 +276,8 @@ def _pair(state: tuple[Tensor, ...] | None) -> tuple[Tensor, Tensor] | None:
 def _as_autocast(
     x: Tensor, state: tuple[Tensor, ...] | None, flat: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...]]:
-    if not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
+    # PyTorch knows no autocast of the meta device, and raises an error if it is asked for it.
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
         return x, state, flat
     dtype = torch.get_autocast_dtype(x.device.type)
     state = None if state is None else tuple([each.to(dtype) for each in state])

@@ -334,7 +334,11 @@ def _differentiable_backward(
     # No kernel's backward pass can be differentiated itself. The same call in plain PyTorch can, from the same inputs
     # and the same dropout masks.
     result = in_plain_pytorch(problem, inputs)
-    given = [(output, gradient) for output, gradient in zip(result[:3], gradients, strict=True) if gradient is not None]
+    given = [
+        (output, gradient)
+        for output, gradient in zip(result[:3], gradients, strict=True)
+        if gradient is not None and output.requires_grad  # not so a state that counts the steps
+    ]
     sources = [
         tensor for tensor, want in zip((inputs.x, inputs.h0, inputs.c0, *inputs.weights), wanted, strict=True) if want
     ]

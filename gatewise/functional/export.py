@@ -76,7 +76,7 @@ def exported(
     if fixed and not to_onnx and plain and lengths is None and in_pytorch(cell):
         return by_pytorch(found, x, h0, c0, flat, None, dropout, cell)
     if not packed and not dynamo and (fixed or _SCANS):
-        return _in_steps(found, x, h0, c0, flat, lengths, dropout, cell, resets)
+        return in_steps(found, x, h0, c0, flat, lengths, dropout, cell, resets)
     if to_onnx and packed:
         refuse_packed_batch()
     if to_onnx or not is_shipped(cell):
@@ -139,7 +139,7 @@ def by_pytorch(
     return y, h_n, c_n[0] if c_n else c0
 
 
-def _in_steps(
+def in_steps(
     found: Structure,
     x: Tensor,
     h0: Tensor,

@@ -12,13 +12,14 @@ from typing import Any, List  # noqa: UP035
 import torch
 from torch import Tensor
 
-from gatewise.cells import Cell, cell_named
+from gatewise.cells import Cell, cell_named, is_shipped, stated
+from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.masks import mask_specs
 from gatewise.contract.pytorch import is_exporting
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
 from gatewise.functional.arguments import check_input, check_options, check_tensors, described_while_traced
 from gatewise.functional.execution import prepare
-from gatewise.functional.export import exported, refuse_packed_batch
+from gatewise.functional.export import exported, in_steps, refuse_packed_batch
 from gatewise.functional.initial_states import initial_states
 from gatewise.functional.lengths import as_tensor
 from gatewise.functional.passes import with_masks
@@ -68,6 +69,17 @@ def traced(
         whole = exported(found, x, h0, c0, flat, lengths, batch_sizes, dropout, kernel, cell, resets)
         if whole is not None:
             return whole
+    elif not is_shipped(stated(cell)):
+        # The operator finds its cell by name, so that it has those of the library alone.
+        if not x.is_meta:
+            advice = "Give `make_fx` sizes that are numbers, as tracing_mode='real' does."
+            raise ArgumentError(sentence("cell", "one of gatewise.cells where sizes are symbols", repr(cell), advice))
+        if batch_sizes is not None:
+            advice = "Give the padded tensor with `lengths`."
+            expectation = f"a padded batch on the meta device for the cell {cell.name}"
+            raise ArgumentError(sentence("input", expectation, "a PackedSequence", advice))
+        check_input(x, found, packed=False)
+        return in_steps(found, x, h0, c0, flat, lengths, dropout, cell, resets)
     # While `torch.export` traces, PyTorch hides oneDNN from the choice, and an exported graph may run elsewhere: what
     # the chosen kernel will keep is not known. Its backward pass repeats the forward pass. So it does with a PyTorch
     # that compiles no operator whose results have such sizes as what cuDNN and oneDNN keep.

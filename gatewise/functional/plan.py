@@ -23,7 +23,7 @@ from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.errors import KernelRefused, callers_level, sentence
 from gatewise.contract.kernel import Operator
 from gatewise.contract.masks import draws_masks
-from gatewise.contract.problem import NORMAL, Layout, Problem
+from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
 from gatewise.contract.pytorch import cell_of_mode
 from gatewise.functional.arguments import described, without_features
 from gatewise.functional.lengths import checked_batch_sizes, checked_lengths
@@ -216,7 +216,10 @@ def plan_of(
     straight = reads_layout and not (autocast or capture or elsewhere)
     # On a CPU, autograd records the packing and the operator in less time than the explicit passes take around them.
     packs = problem.layout is Layout.HOST_LENGTHS and x[2].type == "cpu" and Layout.PACKED in kernel.layouts
-    records = (packs or (reads_layout and lengths is None)) and (needs_grad or not problem.dropout)
+    # A call without gradients draws the dropout masks of one with them, as reentrant checkpointing expects: the tokens'
+    # where autograd records PyTorch's operator, which it does not with little memory, and those of all steps elsewhere.
+    drops = needs_grad or not problem.dropout or (x[2].type == "cpu" and memory != LEAN)
+    records = (packs or (reads_layout and lengths is None)) and drops
     operator = kernel.operator(problem, device) if straight and records else None
     by_lengths = ragged(kernel, problem, device) if packs and records and not autocast else None
     if by_lengths is not None and not cell.states:

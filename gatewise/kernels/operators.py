@@ -33,7 +33,9 @@ def operator_of(problem: Problem) -> Operator:
         problem: The problem, dense or packed.
     """
     name = pytorch_layer(problem.cell).mode.lower()
-    options = (problem.bias, problem.num_layers, problem.dropout, problem.needs_grad, problem.bidirectional)
+    # A call without gradients drops as one with them does.
+    train = problem.needs_grad or problem.dropout > 0
+    options = (problem.bias, problem.num_layers, problem.dropout, train, problem.bidirectional)
     pair, zeros = bool(problem.cell.states), zeros_of(problem)
     if problem.layout is Layout.PACKED:
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from gatewise.cells import Cell, in_evaluation, in_training
+from gatewise.cells import Cell, in_evaluation, in_training, stated
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.steps import LayerSteps
@@ -283,6 +283,7 @@ class Recurrent(nn.Module):
         resets: Tensor | None = None,
         steps: list[LayerSteps] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        cell = self.cell_in(self.training)
         given = None if states is None else joined_states(self.cell, states)
         check_compiled(self.cell)
         # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
@@ -298,7 +299,7 @@ class Recurrent(nn.Module):
             "memory": self.memory,
             "resets": resets,
             "reverse": self.reverse,
-            "cell": self.cell_in(self.training),
+            "cell": cell,
         }
         if steps is None:
             y, h_n, others_n = recurrent(x, given, weights, batch_sizes=batch_sizes, **options)
@@ -321,7 +322,12 @@ class Recurrent(nn.Module):
 
     def cell_in(self, training: bool) -> Cell:
         """Return the cell of a call in training or evaluation mode: `cell`, with dropout or zoneout if they are set."""
-        return self._cells[int(training)]
+        found = self._cells[int(training)]
+        if stated(found) is not self.cell:  # an attribute of the layer, which programs may set
+            check_cell(self.cell)
+            self._set_rates(**self._rates)
+            found = self._cells[int(training)]
+        return found
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
@@ -371,6 +377,8 @@ class Recurrent(nn.Module):
     def reset_parameters(self) -> None:
         """Initialise matrices and biases uniformly, as the class says, and parameters of the cell as it states."""
         for name, parameter in self.named_parameters():
+            if name.startswith("cell."):  # of a cell that is a module, which has initialised them itself
+                continue
             # A parametrization moves the parameter `p_l0` to `parametrizations.p_l0.original`.
             kind = name.removeprefix("parametrizations.").rpartition("_l")[0]
             if kind in self.cell.parameters:

@@ -179,6 +179,8 @@ class RecurrentCell(nn.Module):
     def reset_parameters(self) -> None:
         """Initialise weights and biases as in `Recurrent`, and parameters of the cell as it states."""
         for name, parameter in self.named_parameters():
+            if name.startswith("cell."):  # of a cell that is a module, which has initialised them itself
+                continue
             # A parametrization moves the parameter `p` to `parametrizations.p.original`.
             kind = name.removeprefix("parametrizations.").partition(".")[0]
             if kind in self.cell.parameters:

@@ -54,9 +54,16 @@ def test_the_lstm_takes_seven_operators():
     assert "torch.addcmul" in source
 
 
+def without_gradient(self, gate, state):
+    with torch.no_grad():
+        a = torch.sigmoid(gate.a)
+    return a * gate.b, {}
+
+
 @pytest.mark.parametrize(
     ("step", "what"),
     [
+        (without_gradient, "an operation without a gradient, as under torch.no_grad"),
         (lambda self, gate, state: (torch.cumsum(gate.a, 0), {}), "torch.cumsum"),
         (lambda self, gate, state: (gate.a if gate.a else gate.b, {}), "a branch that depends on a value"),
         (lambda self, gate, state: (gate.a * float(gate.b), {}), "a conversion of a value to a Python number"),
@@ -138,6 +145,12 @@ def test_parameters_are_normalized_by_themselves():
             return standardized(gate.g) * a + b, {}
 
     assert len(traced(Apart()).statistics) == 4
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_cell_can_be_traced_where_no_gradients_are_recorded(mode):
+    with mode():
+        assert traced(stating(lambda self, gate, state: (gate.a, {"c": gate.a * gate.b}), states=("c",))).operations
 
 
 def test_a_step_returns_values():

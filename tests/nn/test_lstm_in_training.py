@@ -28,15 +28,18 @@ def same_for_both(found) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("memory", ["normal", "lean"])
+@pytest.mark.parametrize("lengths", [None, [6, 2, 3], [4, 4, 4]], ids=str)
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing(reentrant, dropout):
+def test_activation_checkpointing(reentrant, dropout, lengths, memory):
     found = []
     for again in (False, True):
-        layer, x = layer_and_input(LSTM, dropout=dropout)
+        layer, x = layer_and_input(LSTM, dropout=dropout, memory=memory)
         x.requires_grad_()
         torch.manual_seed(1)
-        y, _ = checkpoint(layer, x, use_reentrant=reentrant) if again else layer(x)
+        call = checkpoint if again else lambda function, *given, use_reentrant: function(*given)
+        y, _ = call(layer, x, None, lengths, use_reentrant=reentrant)
         y.square().sum().backward()
         found.append(gradients(layer, x, y))
     same_for_both(found)

@@ -104,6 +104,26 @@ def test_initial_values():
         torch.nn.utils.parametrize.remove_parametrizations(layer, "gain_l0")
 
 
+@pytest.mark.parametrize("kind", [gatewise.Recurrent, gatewise.RecurrentCell])
+def test_parameters_of_a_cell_that_is_a_module_keep_their_values(kind):
+    class Scaled(gatewise.Cell, torch.nn.Module):
+        gates = ("a",)
+
+        def __init__(self):
+            torch.nn.Module.__init__(self)
+            self.scale = torch.nn.Parameter(torch.full((H,), 7.0))
+
+        def step(self, gate, state):
+            return torch.tanh(gate.a * self.scale), {}
+
+    layer = kind(Scaled(), I, H)
+    assert "cell.scale" in layer.state_dict()
+    assert (layer.cell.scale == 7).all()
+    with pytest.warns(UserWarning, match="got a tensor from outside of the step"):
+        layer(torch.randn(B, I))[0].sum().backward()
+    assert layer.cell.scale.grad.abs().min() > 0
+
+
 @each_cell
 @pytest.mark.parametrize("options", OPTIONS[:2] + OPTIONS[3:], ids=str)
 def test_values_and_all_gradients(cell, options):

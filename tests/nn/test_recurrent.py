@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import gatewise
 from gatewise.cells import GRU, LSTM, MGU, RNN, SHIPPED, SLSTM, CappedLSTM, CoupledLSTM, PeepholeLSTM
+from gatewise.contract.errors import ArgumentError
 
 T, B, I, H = 5, 3, 3, 4  # noqa: E741  as in the legend
 
@@ -21,6 +22,12 @@ class Leaky(gatewise.Cell):
     def step(self, gate, state):
         a = torch.sigmoid(gate.a)
         return a * state.h + (1 - a) * torch.tanh(gate.g), {}
+
+
+class Opposite(CoupledLSTM):
+    def step(self, gate, state):
+        h, others = super().step(gate, state)
+        return -h, others
 
 
 def layer_of(cell, **options):
@@ -134,6 +141,24 @@ def test_second_derivatives_are_right(cell):
     assert torch.autograd.gradgradcheck(lambda own: layer(own)[0], (x,), fast_mode=True)
 
 
+def test_second_derivatives_where_a_state_depends_on_no_input():
+    class Slowing(gatewise.Cell):
+        gates = ("a",)
+        states = ("steps",)
+
+        def step(self, gate, state):
+            steps = state.steps + 1
+            return torch.tanh(gate.a) / steps, {"steps": steps}
+
+    layer, x = layer_of(Slowing()), x_of().requires_grad_()
+
+    def outputs(own):
+        y, (h_n, steps_n) = layer(own)
+        return y, h_n * steps_n
+
+    assert torch.autograd.gradgradcheck(outputs, (x,), fast_mode=True)
+
+
 @pytest.mark.parametrize("cell", CELLS, ids=repr)
 def test_little_memory_gives_the_same(cell):
     plain, x = layer_of(cell), x_of()
@@ -154,6 +179,18 @@ def test_layers_can_be_copied_pickled_and_converted(cell):
     assert repr(layer).startswith(f"Recurrent({cell}, 3, 4, num_layers=2")
     y, _ = layer.to(torch.bfloat16)(x_of().bfloat16())
     assert y.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("zoneout", [0.0, 0.5])
+def test_a_cell_that_is_set_counts_in_the_next_call(zoneout):
+    layer, other = (layer_of(cell, zoneout=zoneout).eval() for cell in (CoupledLSTM(), Opposite()))
+    layer(x_of())
+    layer.cell = Opposite()
+    torch.testing.assert_close(layer(x_of()), other(x_of()))
+    for cell in (GRU, None):
+        layer.cell = cell
+        with pytest.raises(ArgumentError, match=r"`cell` must be a gatewise\.Cell, got"):
+            layer(x_of())
 
 
 def test_a_shipped_cell_can_be_compiled_and_another_is_refused():

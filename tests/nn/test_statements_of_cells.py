@@ -1,5 +1,6 @@
 """Statements of cells with errors, which are refused in a sentence, and cells that only autograd can differentiate."""
 
+import copy
 import math
 import warnings
 
@@ -54,6 +55,10 @@ WRONG_ATTRIBUTES = {
         r"must be step\(self, gate, state\), got step\(self, gate, state, parameter\), from the step in line \d+ of",
     ),
     "no step": ({"step": gatewise.Cell.step}, r"`Stated\.step` must be defined as step\(self, gate, state\), got none"),
+    "an equality without a hash": (
+        {"__eq__": lambda self, other: self is other, "__hash__": None},
+        r"`Stated\.__hash__` must be defined, .* got None\. Leave out `__eq__`, as @dataclass\(eq=False\) does",
+    ),
     "an initial state": ({"initial_states": {"h": "1"}}, r"`Stated\.initial_states` must be numbers, got '1' for h"),
 }
 
@@ -100,7 +105,14 @@ def test_parameters_without_values_are_not_inspected(make):
 
 WRONG_STEPS = {
     "no states": (lambda self, gate, state: gate.a, r"must return \(h, \{'c': c, 'd': d\}\), got"),
-    "a tensor in their place": (lambda self, gate, state: (gate.a, gate.b), r"must return .*, got \("),
+    "a tensor in their place": (
+        lambda self, gate, state: (gate.a, gate.b),
+        r"must return .*, got \((Value, Value|Tensor, Tensor)\)",
+    ),
+    "the hidden state twice": (
+        lambda self, gate, state: (gate.a, {"h": gate.a, "c": gate.a, "d": gate.b}),
+        "got the unknown state 'h', from the step .* The hidden state is the first of both results alone",
+    ),
     "too few states": (lambda self, gate, state: (gate.a, {"c": gate.b}), "must return .* got no state 'd'"),
     "an unknown state": (
         lambda self, gate, state: (gate.a, {"c": gate.a, "d": gate.b, "n": gate.b}),
@@ -423,6 +435,65 @@ def test_cells_that_hold_tensors_are_equal_if_these_are_the_same():
     for cell in (one, other):
         with pytest.warns(UserWarning, match="got a tensor from outside of the step"):
             layer_of(cell)(x_of())
+
+
+@pytest.mark.filterwarnings("ignore:`Scaled.step` must be composed of")
+@pytest.mark.parametrize("kind", [list, tuple, dict])
+def test_cells_that_hold_tensors_in_a_list_or_a_dictionary_can_be_copied(kind):
+    class Scaled(gatewise.Cell):
+        gates = ("a",)
+
+        def __init__(self):
+            self.scales = kind({0: TABLE, 1: TABLE} if kind is dict else [TABLE, TABLE])
+
+        def step(self, gate, state):
+            return gate.a * self.scales[1], {}
+
+    layer = layer_of(Scaled())
+    assert copy.deepcopy(layer).cell != layer.cell
+    for each in (layer, copy.deepcopy(layer)):
+        torch.testing.assert_close(each(x_of())[0], layer_of(Scaled())(x_of())[0])
+
+
+@pytest.mark.parametrize("function", [torch.tanh, torch.erf], ids=["traceable", "not traceable"])
+def test_a_step_may_keep_a_value_as_an_attribute_which_is_a_tensor_then(function):
+    def step(self, gate, state):
+        self.last = function(gate.a)
+        return self.last * torch.sigmoid(gate.b), {}
+
+    def plain(self, gate, state):
+        return function(gate.a) * torch.sigmoid(gate.b), {}
+
+    cell = stated(step)
+    with pytest.warns(UserWarning, match=r"`Stated\.step` must be composed of"):
+        y, _ = layer_of(cell, zoneout=0.1).eval()(x_of())
+    assert cell.last.shape == (B, H)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(layer_of(stated(plain), zoneout=0.1).eval()(x_of())[0], y)
+
+
+@pytest.mark.filterwarnings("ignore:`Stated.step` must be composed of")
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_a_step_that_cannot_be_traced_must_not_change_in_place_what_it_reads(mode):
+    def step(self, gate, state):
+        h = state.h
+        h *= torch.sigmoid(gate.b)
+        return h + torch.erf(gate.a), {}
+
+    with (
+        mode(),
+        pytest.raises(StatementError, match=r"must leave the gates, .* got one that is changed in place, from"),
+    ):
+        layer_of(stated(step))(x_of())
+
+    def apart(self, gate, state):
+        return state.h * torch.sigmoid(gate.b) + torch.erf(gate.a), {}
+
+    with torch.inference_mode():
+        h = torch.ones(1, B, H, dtype=torch.float64)
+        torch.testing.assert_close(layer_of(stated(step))(x_of(), h), layer_of(stated(apart))(x_of(), h))
+        assert (h == 1).all()
 
 
 def test_methods_of_values_are_not_recorded():

@@ -205,7 +205,7 @@ def call(problem: Problem, inputs: Inputs) -> Result:
     y, finals = inputs.x, []
     for row in range(0, len(directions), problem.num_directions):
         if row and problem.dropout:
-            y = torch.nn.functional.dropout(y, problem.dropout, problem.needs_grad)
+            y = torch.nn.functional.dropout(y, problem.dropout)
         outputs = []
         for place, weights in enumerate(directions[row : row + problem.num_directions], row):
             states = (inputs.h0[place], inputs.c0[place]) if problem.cell.states else (inputs.h0[place],)

@@ -40,9 +40,18 @@ class _Stated:
 
         Raises:
             NotTraceable: The step raises an error, such as one that branches on the values of a tensor.
-            StatementError: The step returns other states, or states of another dtype or shape.
+            StatementError: The step returns other states, or states of another dtype or shape, or changes in place what
+                it reads.
         """
         cell, count = self._cell, len(self._cell.states)
+        given = sums, h, *others
+        versions: list[int] = []
+        if torch.compiler.is_dynamo_compiling():
+            pass  # it knows neither of both
+        elif torch.is_inference_mode_enabled():  # where tensors have no versions
+            sums, h, others = sums.clone(), h.clone(), tuple(value.clone() for value in others)
+        else:
+            versions = [value._version for value in given]
         try:
             hidden, after = next_states(
                 cell,
@@ -58,6 +67,11 @@ class _Stated:
                 raise
             again = "" if said in refusal else f" PyTorch cannot run it either: {said}{line_of(cell, error)}."
             raise NotTraceable(f"{refusal}{again}") from error
+        if versions and versions != [value._version for value in given]:
+            # The values may be those of the caller, and the output of the step before.
+            expectation = "leave the gates, states and parameters that it reads as they are"
+            advice = "Write `c = c * f` instead of `c *= f`."
+            raise returned_error(cell, expectation, "one that is changed in place", advice)
         like = sums[..., : sums.shape[-1] // len(cell.sums)]
         for name, value in zip(("h", *cell.states), (hidden, *after), strict=True):
             if not isinstance(value, Tensor):
