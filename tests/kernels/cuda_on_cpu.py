@@ -85,7 +85,7 @@ def rewritten(folder, rewrite=in_cpp):
 def precompiled(text, options=()):
     """Write C++ to a header and compile it, once for all sources that begin with `COMMON`; return its folder.
 
-    Options are those of the sources, except for macros that the header does not have.
+    Options are those of the sources.
     """
     folder = _folder_of_process()
     header = folder / "common.h"
@@ -102,9 +102,14 @@ def compiled_object(text, common, options):
     return path.with_suffix(".o")
 
 
-def compile_cpp(text, headers, common, options, objects=()):
-    """Compile C++ that begins with `COMMON`, with the headers of a folder, and load it with object files."""
-    return loaded(text, [*_GCC, *options, f"-I{common}", f"-I{headers}", "-shared"], objects)
+def compile_cpp(text, headers, common, options, macros, objects=()):
+    """Compile C++ after `COMMON` and macros, with the headers of a folder, and load it with object files.
+
+    Macros of the command line would be defined in the common header, too. Where a name in it is one of theirs, as WIDTH
+    is, the compiler would read the header again rather than what it was compiled to.
+    """
+    defined = "".join(f"#define {name} {value}\n" for name, value in macros)
+    return loaded(f"{COMMON}{defined}{text}", [*_GCC, *options, f"-I{common}", f"-I{headers}", "-shared"], objects)
 
 
 def loaded(text, command, objects=()):

@@ -27,6 +27,9 @@ struct Block {
 struct Running : Fiber {
     ucontext_t context;
     jmp_buf place;
+    const Barrier* before;  // the barrier at which it waits, if it does, which others have passed so many times
+    long passed;
+    bool waits() const { return before && before->passed == passed; }
 };
 
 static std::vector<Running> fibers;
@@ -56,7 +59,9 @@ static void wait(Barrier& barrier) {
         barrier.arrived = 0, ++barrier.passed;
         return;
     }
-    while (barrier.passed == passed) leave();
+    running->before = &barrier, running->passed = passed;
+    leave();
+    running->before = nullptr;
 }
 
 void __syncthreads() { wait(own_block().barrier); }
@@ -282,6 +287,7 @@ static bool run_together(const std::vector<Index>& places, int threads, int byte
             Running& own = fibers[number * threads + thread];
             own.thread = {(unsigned)thread, 0, 0}, own.block = places[number];
             own.number = number, own.warp = thread / 32, own.lane = thread % 32, own.begun = own.done = false;
+            own.before = nullptr;
             getcontext(&own.context);
             own.context.uc_stack.ss_sp = stacks[&own - fibers.data()].get(), own.context.uc_stack.ss_size = STACK;
             makecontext(&own.context, enter, 0);
@@ -294,7 +300,7 @@ static bool run_together(const std::vector<Index>& places, int threads, int byte
         const unsigned first = (random >> 8) % groups * 32;
         const bool waits = fibers[first].number == slow && round % SLOWER;
         for (unsigned i = first; i < first + 32; ++i) {
-            if (fibers[i].done || waits) continue;
+            if (fibers[i].done || waits || fibers[i].waits()) continue;
             current = running = &fibers[i], threadIdx = current->thread, blockIdx = current->block;
             resume(*running);
         }

@@ -149,9 +149,9 @@ def _built(source, macros, code):
     # The blocks of other sources do not wait for each other.
     together = _MOST_BLOCKS if "STACKED" in dict(macros) else 1
     run = _RUN.format(entry=entry, struct=struct, together=together)
-    text = [COMMON, f"#define CELL_CODE {code}\n", (headers / source.name).read_text(), run]
-    options = *_OPTIONS, *(f"-D{macro}={value}" for macro, value in macros)
-    found = compile_cpp("".join(text), headers, precompiled(_PRELUDE, _OPTIONS), options, [_fibers()]).run
+    text = [f"#define CELL_CODE {code}\n", (headers / source.name).read_text(), run]
+    common = precompiled(_PRELUDE, _OPTIONS)
+    found = compile_cpp("".join(text), headers, common, _OPTIONS, macros, [_fibers()]).run
     found.restype = ctypes.c_bool
     return found
 

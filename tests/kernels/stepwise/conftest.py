@@ -14,7 +14,7 @@ from gatewise.derivation.device import device_code
 from gatewise.derivation.row import row_code
 from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.stepwise import backward_loop, forward_loop, launch, layer
-from tests.kernels.cuda_on_cpu import COMMON, PRELUDE, compile_cpp, precompiled, rewritten
+from tests.kernels.cuda_on_cpu import PRELUDE, compile_cpp, precompiled, rewritten
 
 _GRID = """
 extern "C" void run(const {struct}* arguments, unsigned columns, unsigned rows, unsigned layers) {{
@@ -36,9 +36,8 @@ def compiled(name, entry, struct, macros, cell):
     source = (headers / f"{name}.cu").read_text()
     code_of = row_code if name.startswith("row_") else device_code
     code = "" if cell is None else " ".join(code_of(cell).text.splitlines())
-    text = [COMMON, f"#define CELL_CODE {code}\n", source, _GRID.format(struct=struct, entry=entry)]
-    options = [f"-D{macro}={value}" for macro, value in (*macros, ("TABLE", 0))]
-    return compile_cpp("".join(text), headers, precompiled(PRELUDE), options).run
+    text = [f"#define CELL_CODE {code}\n", source, _GRID.format(struct=struct, entry=entry)]
+    return compile_cpp("".join(text), headers, precompiled(PRELUDE), (), [*macros, ("TABLE", 0)]).run
 
 
 class LaunchOnCpu:
