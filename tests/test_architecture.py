@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,27 +124,56 @@ def documented(text: str) -> Levels:
     return levels
 
 
-def lint(folder: Path, contract: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Check the contracts of the project in `folder`."""
+def lint(folder: Path, contract: str | None = None) -> tuple[int, str]:
+    """Check the contracts of the project in a folder; return the status and the report.
+
+    This takes a process of its own: it looks for the package in the folder, and changes what Python prints to.
+    """
     program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     options = ["--no-logo", "--no-cache", *(["--contract", contract] if contract else [])]
-    return subprocess.run(
-        [sys.executable, "-c", program, *options], cwd=folder, capture_output=True, text=True, check=False, timeout=60
-    )
+    command = [sys.executable, "-c", program, *options]
+    outcome = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    return outcome.returncode, outcome.stdout + outcome.stderr
+
+
+@pytest.fixture(scope="module")
+def whole_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("importlinter")
+    folder = tmp_path_factory.mktemp("copy")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    shutil.copytree(ROOT / "gatewise", folder / "gatewise", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    pytest.importorskip("importlinter")
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    shutil.copytree(ROOT / "gatewise", tmp_path / "gatewise", ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
+def put(whole_copy: Path) -> Iterator[Callable[[str, str], Path]]:
+    """Return a function that puts a file into a copy of the project and returns the copy, until the test ends."""
+    undo: list[Callable[[], object]] = []
+
+    def write(name: str, text: str) -> Path:
+        path = whole_copy / name
+        if path.exists():
+            undo.append(functools.partial(path.write_text, path.read_text("utf-8"), "utf-8"))
+        else:  # a package
+            undo.append(functools.partial(shutil.rmtree, path.parent))
+            path.parent.mkdir()
+        path.write_text(text, "utf-8")
+        return whole_copy
+
+    yield write
+    for each in undo:
+        each()
 
 
 def test_the_levels_hold() -> None:
     pytest.importorskip("importlinter")
-    outcome = lint(ROOT)
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    status, report = lint(ROOT)
+    assert status == 0, report
+
+
+def test_the_levels_hold_in_the_copy(whole_copy: Path) -> None:
+    status, report = lint(whole_copy)
+    assert status == 0, report
 
 
 def test_every_contract_has_a_forbidden_import() -> None:
@@ -150,22 +181,18 @@ def test_every_contract_has_a_forbidden_import() -> None:
 
 
 @pytest.mark.parametrize("contract", FORBIDDEN_IMPORTS)
-def test_a_forbidden_import_is_caught(copy: Path, contract: str) -> None:
+def test_a_forbidden_import_is_caught(put: Callable[[str, str], Path], contract: str) -> None:
     name, statement = FORBIDDEN_IMPORTS[contract]
-    file = copy / name
-    file.write_text(f"{file.read_text('utf-8')}\n{statement}\n", "utf-8")
-    outcome = lint(copy, contract)
-    assert outcome.returncode != 0
-    assert "BROKEN" in outcome.stdout
-    assert statement.removeprefix("import ") in outcome.stdout
+    status, report = lint(put(name, f"{(ROOT / name).read_text('utf-8')}\n{statement}\n"), contract)
+    assert status != 0
+    assert "BROKEN" in report
+    assert statement.removeprefix("import ") in report
 
 
-def test_a_new_package_must_be_given_its_level(copy: Path) -> None:
-    (copy / "gatewise" / "attic").mkdir()
-    (copy / "gatewise" / "attic" / "__init__.py").touch()
-    outcome = lint(copy, "levels")
-    assert outcome.returncode != 0
-    assert "gatewise.attic" in outcome.stdout
+def test_a_new_package_must_be_given_its_level(put: Callable[[str, str], Path]) -> None:
+    status, report = lint(put("gatewise/attic/__init__.py", ""), "levels")
+    assert status != 0
+    assert "gatewise.attic" in report
 
 
 def test_the_document_says_what_the_contracts_do() -> None:
