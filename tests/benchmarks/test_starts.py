@@ -1,10 +1,29 @@
 """`benchmarks/starts.py`: how long training takes to start."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from benchmarks import starts
+from tests.programs import Program
+
+
+@pytest.fixture
+def forked(monkeypatch, tmp_path):
+    """Fork what the script starts from a process that has imported everything."""
+
+    def run(words, env, stdout, check):
+        assert words[:3] == [sys.executable, "-m", "gatewise"]
+        assert stdout is sys.stderr
+        assert check
+        program = Program(words[3:], tmp_path, env).ended()
+        sys.stderr.write(program.out)
+        if program.status:
+            raise subprocess.CalledProcessError(program.status, words, stderr=program.err)
+
+    monkeypatch.setattr(subprocess, "run", run)
 
 
 def test_the_parts_of_a_process_add_up_to_its_time():
@@ -15,7 +34,7 @@ def test_the_parts_of_a_process_add_up_to_its_time():
         starts.measured({"evaluations": 2 * result["evaluations"]}, 10.0, 14.0, 19.0)
 
 
-def test_a_line_of_the_record_has_all_runs_of_a_command(corpus, tmp_path, capfd):
+def test_a_line_of_the_record_has_all_runs_of_a_command(forked, corpus, tmp_path, capfd):
     record = tmp_path / "starts.jsonl"
     small = "--device", "cpu", "--text", str(corpus), "--tokens", "character", "--hidden-size", "8", "--epochs", "3"
     command = "train", "lm", *small, "--batch-size", "2", "--window", "5", "--set", "sample.length=1"
