@@ -51,21 +51,16 @@ def test_the_score_of_tatoeba():
 def test_the_time_of_the_first_epoch():
     *_, line = (each for each in records("starts") if each["case"] == "tatoeba")
     assert line["run"]["device"] == "NVIDIA H200"
-    empty, *full = line["runs"]
-    first, second = sorted(each["first_epoch"] for each in full)
+    empty, full = line["runs"]
     whole = [f"{each['process']:.1f}" for each in line["runs"]]
     before = sorted(each["before"] for each in line["runs"])
+    page = prose("docs/translation.md")
     assert (
-        f"it took {empty['first_epoch']:.1f} s on an H200 with empty caches, and {first:.1f} and {second:.1f} s with "
-        f"full ones. The target of 3 s with full caches is {'missed' if second > 3 else 'met'}. The whole command with "
-        f"one epoch took {whole[0]}, {whole[1]} and {whole[2]} s, of which {before[0]:.1f} to {before[-1]:.1f} s "
-        "passed before training."
-    ) in prose("docs/translation.md")
-
-
-def test_the_pair_of_attention_kernels():
-    bleu = {each["changed"]["attention_kernel"]: each["test_bleu"] for each in records("train_nmt_pair")}
-    fused, reference = (f"{bleu[kernel]:.1f}" for kernel in ("fused", "reference"))
-    sentence = f"{fused} BLEU on the test set with the kernel `fused` and to {reference} with `reference`"
-    assert sentence in prose("docs/translation.md")
-    assert bleu["fused"] == pytest.approx(bleu["reference"], abs=0.3)
+        f"it took {empty['first_epoch']:.2f} s on an H200 with empty caches, and {full['first_epoch']:.2f} s with full "
+        f"ones, in one run each"
+    ) in page
+    assert f"with full caches is {'missed' if full['first_epoch'] > 3 else 'met'}" in page
+    assert (
+        f"The whole command with one epoch took {whole[0]} and {whole[1]} s, of which {before[0]:.1f} to "
+        f"{before[-1]:.1f} s passed before training."
+    ) in page
