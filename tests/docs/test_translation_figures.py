@@ -64,3 +64,11 @@ def test_the_time_of_the_first_epoch():
         f"The whole command with one epoch took {whole[0]} and {whole[1]} s, of which {before[0]:.1f} to "
         f"{before[-1]:.1f} s passed before training."
     ) in page
+
+
+def test_the_pair_of_attention_kernels():
+    bleu = {each["changed"]["attention_kernel"]: each["test_bleu"] for each in records("train_nmt_pair")}
+    fused, reference = (f"{bleu[kernel]:.1f}" for kernel in ("fused", "reference"))
+    sentence = f"{fused} BLEU on the test set with the kernel `fused` and to {reference} with `reference`"
+    assert sentence in prose("docs/translation.md")
+    assert bleu["fused"] == pytest.approx(bleu["reference"], abs=0.3)
