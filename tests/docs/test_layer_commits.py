@@ -34,6 +34,14 @@ def test_the_page_names_the_commit_of_every_cell():
     assert f"All rows were measured in one run on one machine, at commit {commit}." in page()
 
 
+def test_the_page_on_kernels_states_whole_calls_by_warpgroups():
+    rows = [row for row in records("lstm") if (row.case, row.dtype) == ("50-256-512", "bf16")]
+    times = {row.direction: f"{row.times[GRAPH]['gatewise'].median / 50 * 1e6:.1f}" for row in rows}
+    assert all("by warpgroups" in row.algorithm for row in rows)
+    told = f"takes {times[TRAIN]} us in training and {times['inference']} us in inference, all products included"
+    assert told in " ".join((ROOT / "docs/kernel-internals.md").read_text("utf-8").split())
+
+
 def test_the_page_compares_normalized_layers_with_cudnn():
     found = {}
     for row in map(json.loads, record.path_of(ROOT / record.RESULTS, "cells").read_text("utf-8").splitlines()):
