@@ -323,8 +323,9 @@ class Recurrent(nn.Module):
     def cell_in(self, training: bool) -> Cell:
         """Return the cell of a call in training or evaluation mode: `cell`, with dropout or zoneout if they are set."""
         found = self._cells[int(training)]
-        if stated(found) is not self.cell:  # an attribute of the layer, which programs may set
-            check_cell(self.cell)
+        cell = self.cell  # an attribute of the layer, which programs may set
+        if found is not cell and stated(found) is not cell:
+            check_cell(cell)
             self._set_rates(**self._rates)
             found = self._cells[int(training)]
         return found

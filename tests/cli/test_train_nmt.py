@@ -391,7 +391,7 @@ def test_a_folder_holds_all_six_files_by_language(gatewise, small, tmp_path):
     assert "train.de: train 100, valid 10, test 12" in answer.out
     answer = gatewise("train", "nmt", "--data", folder, *small, "--epochs", 1)
     assert answer.status == 1
-    assert "`--data` must be given without `--train-source`, `--train-target`" in " ".join(answer.err.split())
+    assert "`--data` and `--train-source`, `--train-target` exclude each other." in " ".join(answer.err.split())
     answer = gatewise("train", "nmt", "--data", folder, *words, "--to", "fr")
     assert answer.status == 1
     assert "train.fr" in answer.err
