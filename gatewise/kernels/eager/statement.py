@@ -46,11 +46,10 @@ class _Stated:
         cell, count = self._cell, len(self._cell.states)
         given = sums, h, *others
         versions: list[int] = []
-        if torch.compiler.is_dynamo_compiling():
-            pass  # it knows neither of both
-        elif torch.is_inference_mode_enabled():  # where tensors have no versions
+        compiled = torch.compiler.is_dynamo_compiling()  # Dynamo traces neither inference mode nor version counters
+        if not compiled and torch.is_inference_mode_enabled():  # where tensors have no versions
             sums, h, others = sums.clone(), h.clone(), tuple(value.clone() for value in others)
-        else:
+        elif not compiled:
             versions = [value._version for value in given]
         try:
             hidden, after = next_states(
