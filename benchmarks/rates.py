@@ -39,6 +39,8 @@ from gatewise.contract.device import Device
 from gatewise.contract.errors import GatewiseError
 from gatewise.contract.problem import Problem
 from gatewise.contract.ranking import slug
+from gatewise.kernels.cuda import few_rows
+from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.selection import kernel_named, points
 from gatewise.selection.points import PRECISIONS, Point, Record
 
@@ -157,6 +159,7 @@ def chosen(known: Iterable[Point], given: argparse.Namespace) -> list[Point]:
         and point.problem.needs_grad == (given.direction == TRAIN)
         and (given.precision is None or points.precision_of(point.problem) == given.precision)
         and least <= _steps(point.problem) <= most
+        and (not given.few_rows or _multiplies_few_rows(point))
     ]
 
 
@@ -258,6 +261,14 @@ def add(given: argparse.Namespace) -> int:
     return 0
 
 
+def _multiplies_few_rows(point: Point) -> bool:
+    """Return whether products of a call are those of `few_rows`: over all steps, or in each step of `stepwise`."""
+    problem = point.problem
+    exact = problem.dtype == torch.float32 and (not problem.allow_tf32 or exact_products(problem))
+    rows = (problem.time * problem.batch, *([problem.batch] if point.kernel == "stepwise" else []))
+    return exact and any(1 < each <= few_rows.MOST_ROWS for each in rows)
+
+
 def _steps(problem: Problem) -> int:
     return problem.time * problem.num_layers * problem.num_directions
 
@@ -284,6 +295,7 @@ def main(words: Sequence[str] | None = None) -> int:
         options.add_argument("--kernel", default="persistent", help="kernel of the calls (default: persistent)")
         options.add_argument("--precision", choices=PRECISIONS, help="of the calls (default: all)")
         options.add_argument("--direction", choices=(TRAIN, "inference"), default=TRAIN, help=f"(default: {TRAIN})")
+        options.add_argument("--few-rows", action="store_true", help="only products of few rows of exact float32")
     command["write"].add_argument("--replays", action="store_true", help="keep the times of calls from Python")
     for each in (again, write, draw):
         steps = "steps of all layers and directions of a call (default: any)"

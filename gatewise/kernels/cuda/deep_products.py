@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.device import Device
+from gatewise.kernels.cuda.few_rows import is_faster_with_zeros, zeros_for
+from gatewise.kernels.cuda.scratch import Allocator
 
 BLOCK = 64  # terms per block of cuBLAS
 DEEP = 2048  # terms; no product of smaller depth was found to be wrong
@@ -72,12 +74,27 @@ def parts(left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def mm(left: Tensor, right: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def mm(
+    left: Tensor,
+    right: Tensor,
+    out: Tensor | None = None,
+    bias: Tensor | None = None,
+    memory: Allocator | None = None,
+) -> Tensor:
     """Return the product of two matrices [M, K] and [K, N], plus an optional bias [N], in `out` if it is given.
 
-    On a GPU `out` may be float32 and the matrices 16-bit, if PyTorch `widens`; the bias is then None.
+    Args:
+        left: The left factor.
+        right: The right factor.
+        out: The tensor for the product. On a GPU it may be float32 and the matrices 16-bit, if PyTorch `widens`; the
+            bias is then None.
+        bias: The bias.
+        memory: The memory for the zeros by which products of a few rows take less time (`few_rows`), with an `out`;
+            None to compute them as all others.
     """
     first, *others = parts(left, right)
+    if memory is not None and out is not None and bias is None and is_faster_with_zeros(left, out):
+        bias = zeros_for(out, memory)
     if out is not None and out.dtype != left.dtype:
         torch.mm(*first, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
     else:
@@ -87,8 +104,11 @@ def mm(left: Tensor, right: Tensor, out: Tensor | None = None, bias: Tensor | No
     return out
 
 
-def addmm(out: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the product of two matrices to `out`, which may be float32 as in `mm`."""
+def addmm(out: Tensor, left: Tensor, right: Tensor, memory: Allocator | None = None) -> None:
+    """Add the product of two matrices to `out`, which may be float32 as in `mm`; `memory` is as in `mm`."""
+    if memory is not None and is_faster_with_zeros(left, out):
+        out.add_(mm(left, right, memory.new_empty(*out.shape, dtype=out.dtype), memory=memory))
+        return
     for factors in parts(left, right):
         _add(out, *factors)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +22,14 @@ def bytes_together(sizes: Iterable[int]) -> int:
 
 def _rounded(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+class Allocator(Protocol):
+    """An object that allocates tensors, such as a tensor, or one that provides memory of its own."""
+
+    def new_empty(self, *shape: Any, dtype: torch.dtype) -> Tensor:
+        """Return an uninitialized tensor."""
+        ...
 
 
 class Scratch:

@@ -12,6 +12,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import OutputGradients, Result
 from gatewise.kernels.carried import carried_size, carries_hidden
+from gatewise.kernels.cuda.scratch import Allocator
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.launch import Backward, BackwardProjection, Launch, address
 from gatewise.kernels.stepwise.parameters import (
@@ -23,7 +24,7 @@ from gatewise.kernels.stepwise.parameters import (
     statistics_count,
 )
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
-from gatewise.kernels.stepwise.product_layout import Allocator, ProductLayout
+from gatewise.kernels.stepwise.product_layout import ProductLayout
 from gatewise.kernels.stepwise.products import backward_weights, gradients_of_a_step, left_operand, product, state_dtype
 from gatewise.kernels.stepwise.recording import key_of, recorder
 from gatewise.kernels.sums import recurrent_runs
@@ -124,7 +125,7 @@ def run(
         planes = memory.dcell[..., : problem.hidden_size]
         launch = Launch("backward", "step_backward", layout, planes, problem.dtype, problem.cell, **flags)
         weights = backward_weights(layout, recurrent, tape)
-        multiply = product(left_operand(layout, memory.dgates), weights, memory.through.flatten(0, 1))
+        multiply = product(left_operand(layout, memory.dgates), weights, memory.through.flatten(0, 1), tape)
 
         def one_step(launch_step: Callable[[int], None], step: int) -> None:
             if projection is not None:

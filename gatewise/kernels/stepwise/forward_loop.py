@@ -11,6 +11,7 @@ from torch import Tensor
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.carried import carried_size
+from gatewise.kernels.cuda.scratch import Allocator
 from gatewise.kernels.stack import Layer
 from gatewise.kernels.stepwise.launch import Forward, ForwardProjection, Launch, address
 from gatewise.kernels.stepwise.parameters import (
@@ -22,7 +23,7 @@ from gatewise.kernels.stepwise.parameters import (
     statistics_of,
 )
 from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
-from gatewise.kernels.stepwise.product_layout import Allocator, ProductLayout
+from gatewise.kernels.stepwise.product_layout import ProductLayout
 from gatewise.kernels.stepwise.products import forward_weights, product, state_dtype
 from gatewise.kernels.stepwise.recording import key_of, recorder
 from gatewise.kernels.sums import bias_of_sums
@@ -100,7 +101,7 @@ def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, le
         memory = StepBuffers.empty(problem, layout, tape or gates)
         memory.hidden.copy_(dropped(layer.h0, factors))
         memory.cell.copy_(layer.c0)
-        multiply = product(memory.hidden, forward_weights(layout, recurrent, tape), memory.sums)
+        multiply = product(memory.hidden, forward_weights(layout, recurrent, tape), memory.sums, tape)
         early = starts_early(problem, Device.probe(gates.device))
         flags = {"early": early, "resets": layer.resets is not None}
         launch = Launch("forward", "step_forward", layout, memory.cell[..., :size], dtype, problem.cell, **flags)

@@ -87,7 +87,7 @@ def _input_sums(layout: ProductLayout, x: Tensor, w_ih: Tensor, bias: Tensor | N
     rows = w_ih.shape[0]
     out = of_input(out, rows)
     if bias is None or layout.column_major:
-        deep_products.mm(x, w_ih.t(), out)
+        deep_products.mm(x, w_ih.t(), out, memory=out)
     else:
         deep_products.mm(x, w_ih.t(), out, bias[:rows])
 
@@ -103,9 +103,9 @@ def _input_gradient(problem: Problem, layout: ProductLayout, layer: Layer, dgate
     ]
     if problem.dtype == torch.float32 and not problem.allow_tf32:
         products = in_stretches(products, Device.probe(total.device).multiprocessors, cuts=_THIRDS_OF_G)
-    deep_products.mm(*products[0], total)
+    deep_products.mm(*products[0], total, memory=total)
     for factors in products[1:]:
-        deep_products.addmm(total, *factors)
+        deep_products.addmm(total, *factors, memory=total)
     return total.view(time, batch, features)
 
 

@@ -20,6 +20,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.derivation.fused import carried_states
 from gatewise.kernels.criteria import is_fused
+from gatewise.kernels.cuda.few_rows import MOST_ROWS
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 
 RUNS = (32, 16, 8, 4, 2, 1)
@@ -88,13 +89,13 @@ def rank(problem: Problem, device: Device, layout: ProductLayout) -> float:
 
 
 def memory_bytes(problem: Problem) -> int:
-    """Return the bytes of the buffers that all steps share: states, sums and a copy of the recurrent weights."""
+    """Return the bytes of the buffers that all steps share: states, sums, a copy of the recurrent weights, zeros."""
     states = problem.batch * (9 * problem.hidden_size + 4 * problem.state_size)
     weights = problem.gate_rows * problem.state_size
     carried = problem.batch * problem.hidden_size * len(carried_states(step_cell(problem.cell)))
-    return problem.num_directions * (
-        (states + weights) * problem.element_bytes + max(4, problem.element_bytes) * carried
-    )
+    every = (states + weights) * problem.element_bytes + max(4, problem.element_bytes) * carried
+    zeros = problem.gate_rows if problem.batch <= MOST_ROWS else 0  # for products of a few rows
+    return problem.num_directions * every + zeros * problem.element_bytes
 
 
 def held_bytes(problem: Problem) -> int:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from gatewise.kernels.cuda.scratch import Allocator
 
 THREADS = 128  # threads per block, as in place.cuh
 _VECTOR_BYTES = 16
 _MOST_THREADS_OF_ROW = 512  # of which each has 128 registers
 _ENOUGH_THREADS = 512  # threads per multiprocessor that hide the latency of loads; measured on an H200
-
-
-class Allocator(Protocol):
-    """An object that allocates tensors: a tensor or a `Recorder`."""
-
-    def new_empty(self, *shape: Any, dtype: torch.dtype) -> Tensor:
-        """Return an uninitialized tensor."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,11 +7,24 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gatewise.kernels.stepwise.product_layout import Allocator, ProductLayout
+from gatewise.kernels.cuda.few_rows import is_faster_with_zeros, zeros_for
+from gatewise.kernels.cuda.scratch import Allocator
+from gatewise.kernels.stepwise.product_layout import ProductLayout
 
 
-def product(left: Tensor, right: Tensor, out: Tensor) -> Callable[[], object]:
-    """Return a function that writes the products of matrices [D, M, K] and [D, K, N] to `out` [D, M, N]."""
+def product(left: Tensor, right: Tensor, out: Tensor, memory: Allocator | None = None) -> Callable[[], object]:
+    """Return a function that writes the products of matrices [D, M, K] and [D, K, N] to `out` [D, M, N].
+
+    Args:
+        left: The left factors.
+        right: The right factors.
+        out: The tensor for the products.
+        memory: The allocator of a vector that the function needs for a few rows; None for PyTorch's.
+    """
+    if is_faster_with_zeros(left[0], out[0]):
+        zeros = zeros_for(out, memory or left)
+        each_direction = list(zip(left, right, out, strict=True))
+        return lambda: [torch.addmm(zeros, a, b, out=c) for a, b, c in each_direction]
     if len(left) == 1:
         a, b, c = left[0], right[0], out[0]
         return lambda: torch.mm(a, b, out=c)

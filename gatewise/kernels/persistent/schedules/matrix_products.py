@@ -55,7 +55,7 @@ def input_sums(
     """
     with scratch.frame():
         matrix = buffers.pad_gates(weights.w_ih, problem, scratch, keep)
-        deep_products.mm(x, matrix.t(), of_input(out, matrix.shape[0]))
+        deep_products.mm(x, matrix.t(), of_input(out, matrix.shape[0]), memory=scratch)
 
 
 def add_to_first_steps(gates: Tensor, first: list[Tensor], lengths: Tensor | None) -> None:
@@ -97,9 +97,9 @@ def input_gradient(
                 matrix = kept[direction] if kept else buffers.pad_gates(own.w_ih, problem, scratch)
                 dsums_of_input = of_input(share, matrix.shape[0])
                 if direction == 0:
-                    deep_products.mm(dsums_of_input, matrix, total)
+                    deep_products.mm(dsums_of_input, matrix, total, memory=scratch)
                 else:
-                    deep_products.addmm(total, dsums_of_input, matrix)
+                    deep_products.addmm(total, dsums_of_input, matrix, scratch)
         if wide:
             launches.resized(total, rows, features, into=into)
 
