@@ -10,6 +10,7 @@ norm. The last line of a run is its summary: how much time zeros save where gate
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -87,7 +88,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, default=RESULTS, help="file that lines of JSON are added to")
     given = parser.parse_args()
     torch.manual_seed(0)
-    run, found = vars(Run.now(torch.device("cuda"))), []
+    run, found = dataclasses.asdict(Run.now(torch.device("cuda"))), []
     with products_in_tf32(Problem(1, 1, 1, 1, allow_tf32=False)):
         for units in UNITS:
             for rows in ROWS:

@@ -89,8 +89,8 @@ def mm(
         out: The tensor for the product. On a GPU it may be float32 and the matrices 16-bit, if PyTorch `widens`; the
             bias is then None.
         bias: The bias.
-        memory: The memory for the zeros by which products of a few rows take less time (`few_rows`), with an `out`;
-            None to compute them as all others.
+        memory: The memory for the zeros by which exact products of a few rows into `out` take less time (`few_rows`);
+            None for other products.
     """
     first, *others = parts(left, right)
     if memory is not None and out is not None and bias is None and is_faster_with_zeros(left, out):

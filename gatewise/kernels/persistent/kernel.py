@@ -97,7 +97,7 @@ class _Persistent:
             matmul_flops=products,
             exact_flops=products if exact_products(problem) else 0.0,
             bytes_moved=layers * planes * around + moved,
-            launches=layers * _launches(problem) - pairs,
+            launches=layers * _launches(problem) - pairs + _launches_of_padding(problem),
             operators=_operators(problem),
         )
         for own in cuts:
@@ -161,6 +161,13 @@ def _launches(problem: Problem) -> int:
     together = problem.bidirectional and not copies_states(problem)
     products = directions + 3 if together else directions * (3 + (problem.time > 1) + 3 * odd)
     return forward + 2 + products
+
+
+def _launches_of_padding(problem: Problem) -> int:
+    # Inputs whose size is not a multiple of 8 are copied with their weights, and so are both gradients.
+    padded = sum(problem.layer_input_size(layer) % 8 > 0 for layer in range(problem.num_layers))
+    directions = problem.num_directions
+    return padded * (1 + directions + (1 + 2 * directions if problem.needs_grad else 0))
 
 
 def _operators(problem: Problem) -> int:

@@ -23,7 +23,7 @@ from gatewise.kernels.stepwise.parameters import (
     parameters_of,
     statistics_count,
 )
-from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
+from gatewise.kernels.stepwise.plan import Products, memory_bytes, products_of, starts_early
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from gatewise.kernels.stepwise.products import backward_weights, gradients_of_a_step, left_operand, product, state_dtype
 from gatewise.kernels.stepwise.recording import key_of, recorder
@@ -125,7 +125,8 @@ def run(
         planes = memory.dcell[..., : problem.hidden_size]
         launch = Launch("backward", "step_backward", layout, planes, problem.dtype, problem.cell, **flags)
         weights = backward_weights(layout, recurrent, tape)
-        multiply = product(left_operand(layout, memory.dgates), weights, memory.through.flatten(0, 1), tape)
+        zeros = (tape or gates) if products_of(problem) is Products.EXACT else None
+        multiply = product(left_operand(layout, memory.dgates), weights, memory.through.flatten(0, 1), zeros)
 
         def one_step(launch_step: Callable[[int], None], step: int) -> None:
             if projection is not None:

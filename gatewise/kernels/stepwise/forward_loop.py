@@ -22,7 +22,7 @@ from gatewise.kernels.stepwise.parameters import (
     parameters_of,
     statistics_of,
 )
-from gatewise.kernels.stepwise.plan import memory_bytes, starts_early
+from gatewise.kernels.stepwise.plan import Products, memory_bytes, products_of, starts_early
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from gatewise.kernels.stepwise.products import forward_weights, product, state_dtype
 from gatewise.kernels.stepwise.recording import key_of, recorder
@@ -101,7 +101,8 @@ def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, le
         memory = StepBuffers.empty(problem, layout, tape or gates)
         memory.hidden.copy_(dropped(layer.h0, factors))
         memory.cell.copy_(layer.c0)
-        multiply = product(memory.hidden, forward_weights(layout, recurrent, tape), memory.sums, tape)
+        zeros = (tape or gates) if products_of(problem) is Products.EXACT else None
+        multiply = product(memory.hidden, forward_weights(layout, recurrent, tape), memory.sums, zeros)
         early = starts_early(problem, Device.probe(gates.device))
         flags = {"early": early, "resets": layer.resets is not None}
         launch = Launch("forward", "step_forward", layout, memory.cell[..., :size], dtype, problem.cell, **flags)

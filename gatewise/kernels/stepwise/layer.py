@@ -87,7 +87,7 @@ def _input_sums(layout: ProductLayout, x: Tensor, w_ih: Tensor, bias: Tensor | N
     rows = w_ih.shape[0]
     out = of_input(out, rows)
     if bias is None or layout.column_major:
-        deep_products.mm(x, w_ih.t(), out, memory=out)
+        deep_products.mm(x, w_ih.t(), out)
     else:
         deep_products.mm(x, w_ih.t(), out, bias[:rows])
 
@@ -101,11 +101,13 @@ def _input_gradient(problem: Problem, layout: ProductLayout, layer: Layer, dgate
     products = [
         (of_input(share.flatten(0, 1), matrix.shape[0]), matrix) for share, matrix in zip(dgates, matrices, strict=True)
     ]
-    if problem.dtype == torch.float32 and not problem.allow_tf32:
+    exact = problem.dtype == torch.float32 and not problem.allow_tf32
+    if exact:
         products = in_stretches(products, Device.probe(total.device).multiprocessors, cuts=_THIRDS_OF_G)
-    deep_products.mm(*products[0], total, memory=total)
+    zeros = total if exact else None
+    deep_products.mm(*products[0], total, memory=zeros)
     for factors in products[1:]:
-        deep_products.addmm(total, *factors, memory=total)
+        deep_products.addmm(total, *factors, memory=zeros)
     return total.view(time, batch, features)
 
 

@@ -12,21 +12,20 @@ from gatewise.kernels.cuda.scratch import Allocator
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 
 
-def product(left: Tensor, right: Tensor, out: Tensor, memory: Allocator | None = None) -> Callable[[], object]:
+def product(left: Tensor, right: Tensor, out: Tensor, zeros: Allocator | None = None) -> Callable[[], object]:
     """Return a function that writes the products of matrices [D, M, K] and [D, K, N] to `out` [D, M, N].
 
     Args:
         left: The left factors.
         right: The right factors.
         out: The tensor for the products.
-        memory: The allocator of a vector that the function needs for a few rows; None for PyTorch's.
+        zeros: The allocator of the zeros that are added to exact products of a few rows; None for other products.
     """
-    if is_faster_with_zeros(left[0], out[0]):
-        zeros = zeros_for(out, memory or left)
-        each_direction = list(zip(left, right, out, strict=True))
-        return lambda: [torch.addmm(zeros, a, b, out=c) for a, b, c in each_direction]
     if len(left) == 1:
         a, b, c = left[0], right[0], out[0]
+        if zeros is not None and is_faster_with_zeros(a, c):
+            added = zeros_for(c, zeros)
+            return lambda: torch.addmm(added, a, b, out=c)
         return lambda: torch.mm(a, b, out=c)
     return lambda: torch.bmm(left, right, out=out)
 

@@ -66,7 +66,7 @@ def test_without_memory_nothing_is_allocated(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kernel", [persistent, stepwise], ids=str)
+@pytest.mark.parametrize("kernel", [persistent, stepwise], ids=["persistent", "stepwise"])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 8, 128, 128), (7, 1, 112, 112), (5, 2, 164, 88), (40, 9, 200, 144)], ids=str)
 def test_layers_of_a_few_rows_agree_with_float64(kernel, bidirectional, sizes):

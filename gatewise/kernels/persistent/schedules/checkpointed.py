@@ -85,7 +85,8 @@ class Checkpointed:
                 for share, matrix, own in zip(gates, w_ih, both, strict=True):
                     with scratch.frame():
                         sums = of_input(share[: steps.time * batch], matrix.shape[1])
-                        deep_products.mm(_inputs(layer, own, scratch), matrix, sums, memory=scratch)
+                        zeros = matrix_products.memory_for_zeros(problem, scratch)
+                        deep_products.mm(_inputs(layer, own, scratch), matrix, sums, memory=zeros)
             outputs = _addresses_of_columns([y[own.start : own.stop] for own in both], size)
             h0, c0 = buffers.with_plain_nan(buffers.pad_columns(h.flatten(0, 1), scratch), scratch), c
             h, c = result[1:3] if is_last else [scratch.new_empty(directions, batch, size) for _ in range(2)]

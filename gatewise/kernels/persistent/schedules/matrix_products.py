@@ -28,6 +28,11 @@ _STRETCHES_OF_FULL = 3
 _NO_CHANGE = contextlib.nullcontext()
 
 
+def memory_for_zeros(problem: Problem, scratch: Scratch) -> Scratch | None:
+    """Return the memory for the zeros that are added to exact products of a few rows; None if products are in TF32."""
+    return scratch if exact_products(problem) else None
+
+
 def in_precision_of(problem: Problem, like: Tensor) -> contextlib.AbstractContextManager[None]:
     """Return a context in which float32 matrix products have the precision of the kernel's own: TF32 or exact.
 
@@ -55,7 +60,7 @@ def input_sums(
     """
     with scratch.frame():
         matrix = buffers.pad_gates(weights.w_ih, problem, scratch, keep)
-        deep_products.mm(x, matrix.t(), of_input(out, matrix.shape[0]), memory=scratch)
+        deep_products.mm(x, matrix.t(), of_input(out, matrix.shape[0]), memory=memory_for_zeros(problem, scratch))
 
 
 def add_to_first_steps(gates: Tensor, first: list[Tensor], lengths: Tensor | None) -> None:
@@ -97,9 +102,9 @@ def input_gradient(
                 matrix = kept[direction] if kept else buffers.pad_gates(own.w_ih, problem, scratch)
                 dsums_of_input = of_input(share, matrix.shape[0])
                 if direction == 0:
-                    deep_products.mm(dsums_of_input, matrix, total, memory=scratch)
+                    deep_products.mm(dsums_of_input, matrix, total, memory=memory_for_zeros(problem, scratch))
                 else:
-                    deep_products.addmm(total, dsums_of_input, matrix, scratch)
+                    deep_products.addmm(total, dsums_of_input, matrix, memory_for_zeros(problem, scratch))
         if wide:
             launches.resized(total, rows, features, into=into)
 

@@ -206,7 +206,8 @@ def recompute_sums(
     for direction, (weights, sums) in enumerate(zip(layer.layer.weights, gates, strict=True)):
         with scratch.frame():
             matrix = buffers.pad_gates(weights.w_ih, layer.problem, scratch)
-            deep_products.mm(at.inputs[direction], matrix.t(), of_input(sums, matrix.shape[0]), memory=scratch)
+            zeros = matrix_products.memory_for_zeros(layer.problem, scratch)
+            deep_products.mm(at.inputs[direction], matrix.t(), of_input(sums, matrix.shape[0]), memory=zeros)
         with scratch.frame():
             w_hh, hidden = buffers.pad_gates(weights.w_hh, layer.problem, scratch), hidden_of(size)
             for part, run in itertools.product(read[direction], layer.runs):
@@ -256,7 +257,7 @@ def add_to_input_gradient(layer: SegmentedLayer, at: Visit, dgates: list[Tensor]
                     continue
                 with scratch.frame():
                     wide = scratch.new_empty(rows.shape[0], w_ih.shape[1])
-                    deep_products.mm(dsums, w_ih, wide, memory=scratch)
+                    deep_products.mm(dsums, w_ih, wide)
                     if begun:
                         rows.add_(wide[:, :features])
                     else:
