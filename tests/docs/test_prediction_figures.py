@@ -15,9 +15,10 @@ LINES = (ROOT / "benchmarks" / "results" / "predictions.jsonl").read_text("utf-8
 RUNS = [row for row in map(json.loads, LINES) if "summary" in row]
 PAGE = " ".join((ROOT / "docs" / "how-to" / "tune-a-gpu.md").read_text("utf-8").split())
 
-WARPGROUPS = "1c2be71"  # the commit of calls whose products by warpgroups were measured
+# The commits of calls whose products by warpgroups were measured.
+WARPGROUPS = "1c2be71", "c0ccf07", "3fcec88", "954331b"
 # The commits of calls whose gradients by float16 products were measured.
-HALVES = "c06559b", "470f1e8", "7164508", "f8988ef"
+HALVES = "c06559b", "470f1e8", "7164508", "f8988ef", "c0ccf07", "3fcec88", "954331b"
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: str(run["seed"]))
@@ -55,6 +56,17 @@ def test_calls_that_would_be_faster_on_another_kernel_are_counted():
     )
 
 
+def test_single_steps_that_would_be_faster_on_another_kernel_are_counted():
+    rows = [row for row in map(json.loads, LINES) if row["seed"] in {20261203, 20261205} and "summary" not in row]
+    assert all(row["sizes"][0] == 1 for row in rows)
+    slower = [
+        row
+        for row in rows
+        if row["kernels"][row["chosen"]]["seconds"] > 1.15 * min(each["seconds"] for each in row["kernels"].values())
+    ]
+    assert f"of the {len(rows)} choices, {len(slower)} took over 15 % longer than the fastest kernel" in PAGE
+
+
 def test_times_that_are_older_than_the_kernels_are_counted():
     def halves(name):
         found = [each for each in points.points(Device.named(name).name) if each.kernel == "persistent"]
@@ -75,7 +87,7 @@ def test_no_time_is_older_than_products_by_warpgroups():
     persistent = kernel_named("persistent")
     for name in ("h200", "h100"):
         device = Device.named(name)
-        earlier = [each for each in points.points(device.name) if each.record.commit[:7] != WARPGROUPS]
+        earlier = [each for each in points.points(device.name) if each.record.commit[:7] not in WARPGROUPS]
         found = {each.problem for each in earlier if each.kernel == "persistent"}
         # No other calls have blocks of enough rows.
         found = [each for each in found if each.element_bytes == 2 and each.batch * each.num_directions >= 64]

