@@ -9,8 +9,6 @@ from gatewise.models import Seq2Seq
 from gatewise.planning import Batching, Plan, Planner, Shape, apply
 from gatewise.training.processes import Processes
 
-_NUMBER = 8  # bytes of a token number on the device
-
 
 def plan_memory(recipe: TranslationRecipe, material: PairMaterial, model: Seq2Seq, processes: Processes) -> Plan:
     """Make the memory plan for the training steps within the budget, and apply it to the model.
@@ -32,13 +30,12 @@ def plan_memory(recipe: TranslationRecipe, material: PairMaterial, model: Seq2Se
     def shapes(batch_tokens: int) -> list[Shape]:
         return [Shape(steps, steps, rows) for steps, rows in batches.largest(batch_tokens)]
 
-    text = sum(sum(each.tokens) for each in material.batches.values()) * _NUMBER
     planner = Planner(
         model,
         recipe.training,
         Device.probe(processes.device),
         processes=processes.count,
-        text_bytes=text if processes.device.type == "cuda" else 0,
+        text_bytes=batches.bytes_on_device if processes.device.type == "cuda" else 0,
     )
     longest = max(steps for steps, _ in batches.largest())
     batching = Batching("batch_tokens", recipe.data.batch_tokens, shapes, longest * processes.count)

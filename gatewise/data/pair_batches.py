@@ -20,7 +20,7 @@ _ALIGNED, _MANY = 8, 64
 """From 64 pairs per process on, their number is a multiple of 8, for which matrix kernels are efficient."""
 
 _TOGETHER = 1 << 16
-"""The number of positions in batches that are made at once; on a GPU, operations take as long for few positions."""
+"""The number of positions in batches that are made and copied to the device at once."""
 
 
 class _Tensors(NamedTuple):
@@ -55,7 +55,7 @@ class PairBatch(_Tensors):
 
 
 class PairBatches:
-    """Iterates over batches of sentence pairs, which are stored on the device.
+    """Iterates over batches of sentence pairs, which are padded on the CPU and copied to the device.
 
     Pairs are put in buckets by the longer of their two lengths, each bucket is shuffled and split into batches, and the
     batches are shuffled. There is little padding, every epoch has the same number of batches, and the order depends
@@ -106,7 +106,7 @@ class PairBatches:
             )
         if len(source) < (processes if shuffle else 1):
             raise DataError(f"{name} has {len(source)} pairs for {processes} processes. Give more pairs.")
-        self._source, self._target = _Side(source, device), _Side(target, device)
+        self._source, self._target = _Side(source), _Side(target)
         lengths = torch.maximum(self._source.lengths, self._target.lengths + 1)
         fits = batch_tokens // processes if shuffle else batch_tokens
         if int(lengths.max()) > fits:
@@ -138,6 +138,13 @@ class PairBatches:
     def tokens(self) -> tuple[int, int]:
         """The number of tokens of all sentences and of all translations, without `END`."""
         return int(self._source.lengths.sum()), int(self._target.lengths.sum())
+
+    @property
+    def bytes_on_device(self) -> int:
+        """The most bytes of batches on the device: those of a copy, and of the one before, which may be in use."""
+        positions = max([_TOGETHER, *[steps * rows for steps, rows in self._shapes]])
+        # Source tokens, inputs and targets have as many positions; lengths and indices are few.
+        return 2 * 3 * positions * torch.int64.itemsize
 
     @property
     def shapes(self) -> int:
@@ -191,12 +198,12 @@ class PairBatches:
         parts = [(batch[self._rank :: self._processes], batch, steps) for batch, steps in batches[start:]]
         parts = [(own, whole, steps) for own, whole, steps in parts if len(own)]
         counts = [self._count_of(own, whole) for own, whole, _ in parts]
-        # Copied to the device at once: every copy from the host would take as long as several operations.
-        order = torch.cat([rows[:0], *[own for own, _, _ in parts]]).to(self._device)
         weights = torch.tensor([1 / count for count in counts], dtype=torch.float32).to(self._device)
-        places = order.split([len(own) for own, _, _ in parts])
-        steps = [steps for _, _, steps in parts]
-        for some in _together(list(map(_Planned, places, weights, counts, steps))):
+        planned = [
+            _Planned(own, weight, count, steps)
+            for (own, _, steps), weight, count in zip(parts, weights, counts, strict=True)
+        ]
+        for some in _together(planned):
             yield from self._made(some)
 
     def _batches(self, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
@@ -247,11 +254,12 @@ class PairBatches:
             targets, target_lengths = self._target.padded(rows, steps)
             inputs = torch.cat([torch.full_like(targets[:, :1], BEGINNING), targets[:, :-1]], 1)
             targets.scatter_(1, target_lengths[:, None], END)
-            sides |= zip(places, zip(source, source_lengths, inputs, targets, strict=True), strict=True)
-        for place, each in enumerate(planned):
-            # Copies begin at addresses that are multiples of 16, as separate tensors do; kernels depend on that.
-            own = [part.clone() for part in sides.pop(place)]
-            yield PairBatch(*own, each.weight, each.rows, count=each.tokens)
+            sides |= zip(places, zip(source, source_lengths, inputs, targets, rows, strict=True), strict=True)
+        parts = [part for place in range(len(planned)) for part in sides[place]]
+        there = iter(_copied(parts, self._device))
+        for each in planned:
+            source, source_lengths, inputs, targets, rows = (next(there) for _ in range(5))
+            yield PairBatch(source, source_lengths, inputs, targets, each.weight, rows, count=each.tokens)
 
 
 class _Planned(NamedTuple):
@@ -276,27 +284,42 @@ def _together(planned: Sequence[_Planned]) -> Iterator[Sequence[_Planned]]:
         yield planned[first:]
 
 
+def _copied(parts: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Copy int64 tensors to a device at once.
+
+    Every copy from the host takes as long as several operations. The copies begin at addresses that are multiples of
+    16, as separate tensors do: kernels depend on that.
+    """
+    sizes = [part.numel() + part.numel() % 2 for part in parts]
+    # From page-locked memory, a copy need not wait for the work that the device has been given before.
+    together = torch.zeros(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
+    for own, part in zip(together.split(sizes), parts, strict=True):
+        own[: part.numel()] = part.flatten()
+    there = together.to(device, non_blocking=True).split(sizes)
+    return [own[: part.numel()].view(part.shape) for own, part in zip(there, parts, strict=True)]
+
+
 class _Side:
     """One side of the pairs: the tokens of all sentences, concatenated."""
 
-    def __init__(self, sentences: Sequence[torch.Tensor], device: torch.device | str) -> None:
+    def __init__(self, sentences: Sequence[torch.Tensor]) -> None:
         self.lengths = torch.tensor([each.numel() for each in sentences], dtype=torch.int64)
         values = torch.cat([*sentences, torch.tensor([PADDING])])  # keeps the offset of an empty last sentence valid
-        self._values = values.to(device)
-        self._offsets = (self.lengths.cumsum(0) - self.lengths).to(device)
-        self._lengths_there = self.lengths.to(device)
+        self._values = values
+        self._offsets = self.lengths.cumsum(0) - self.lengths
 
     def padded(self, rows: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tokens of the sentences of some batches, [N, steps, B], and their lengths, [N, B].
 
         Args:
-            rows: The indices of the sentences, on the device, [N, B].
+            rows: The indices of the sentences [N, B].
             steps: The padded length.
         """
-        lengths = self._lengths_there[rows]
-        step = torch.arange(steps, device=rows.device)[:, None]
+        lengths = self.lengths[rows]
+        step = torch.arange(steps)[:, None]
         places = self._offsets[rows][:, None] + torch.minimum(step, (lengths - 1).clamp(min=0)[:, None])
-        return self._values[places].masked_fill(step >= lengths[:, None], PADDING), lengths
+        values = self._values.index_select(0, places.flatten()).view(places.shape)
+        return values.masked_fill_(step >= lengths[:, None], PADDING), lengths
 
 
 def _rounded_up(lengths: torch.Tensor) -> torch.Tensor:
