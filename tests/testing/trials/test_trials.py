@@ -113,6 +113,35 @@ def test_masks_other_than_those_of_the_reference_are_wrong(rate, mode, monkeypat
         trial(setting)
 
 
+def test_the_gradient_of_a_dropped_matrix_is_held_to_the_error_of_its_kept_elements(monkeypatch):
+    # The kept elements of one gradient are small sums of large terms: PyTorch's float32 errors are 3e-6 of them, and
+    # 3e-7 of all elements.
+    setting = Setting(
+        time=42,
+        batch=19,
+        input_size=3,
+        num_layers=2,
+        kernel="eager",
+        lengths="uint8",
+        states="given",
+        above="y h c",
+        reverse=True,
+        weight_dropout=0.5,
+        calls=1,
+        seed=1538881930,
+    )
+    trial(setting)
+    original = type(eager).backward
+
+    def wrong(self, *given):
+        found = original(self, *given)
+        return found._replace(weights=tuple(weight * (1 + 5e-5) for weight in found.weights))
+
+    monkeypatch.setattr(type(eager), "backward", wrong)
+    with pytest.raises(Wrong, match="call 1: dweight_ih_l0: relative error 5"):
+        trial(setting)
+
+
 @pytest.mark.parametrize(
     ("cell", "rate"),
     [
