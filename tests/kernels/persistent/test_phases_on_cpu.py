@@ -46,7 +46,7 @@ def run(monkeypatch, capfd, folder, cell, left_out=()):
 @pytest.mark.parametrize(
     ("cell", "passes", "most"),
     [
-        (LSTM(), ("forward", "backward"), 0),
+        pytest.param(LSTM(), ("forward", "backward"), 0, marks=pytest.mark.exhaustive),  # without some marks below
         (Regularised(LSTM(), zoneout=(0.1, 0.1)), ("forward", "backward"), 0),
         (LayerNormLSTM(), ("row_forward", "row_backward"), 0),
         (LayerNormLSTM(), ("row_forward", "row_backward"), 1 << 20),
