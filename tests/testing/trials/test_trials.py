@@ -30,8 +30,8 @@ from gatewise.testing.trials.times import PARTS
 from tests.pairwise import each_value, pairwise
 
 # The same settings on every machine; for others and for more: python -m gatewise.testing.trials --device cpu.
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 11))]
-SETTINGS = 90  # of each seed; ten seconds on one core
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 21))]
+SETTINGS = 45  # of each seed; five seconds on one core
 SECONDS = 10.0  # on a GPU
 
 pytestmark = pytest.mark.usefixtures("passes_alone")
@@ -154,7 +154,7 @@ def test_the_gradient_of_a_dropped_matrix_is_held_to_the_error_of_its_kept_eleme
 )
 @pytest.mark.parametrize("mode", ["eager", "no_grad", "compile"])
 def test_a_nan_is_seen_in_units_that_keep_their_state(mode, cell, rate):
-    for seed in range(4):
+    for seed in range(1 if mode == "compile" else 4):
         trial(Setting(time=6, batch=2, hidden_size=2, cell=cell, mode=mode, poison="x", seed=seed, **{rate: 0.5}))
 
 
@@ -640,7 +640,7 @@ def test_a_run_that_is_terminated_prints_its_results(tmp_path, number, status):
         limit = threading.Timer(120, os.killpg, (run.pid, signal.SIGKILL))
         limit.start()
         try:
-            while run.stdout.readline() not in ("counted 4\n", ""):
+            while run.stdout.readline() not in ("counted 2\n", ""):
                 pass
             os.killpg(run.pid, number)
             out, _ = run.communicate(timeout=60)
@@ -651,7 +651,7 @@ def test_a_run_that_is_terminated_prints_its_results(tmp_path, number, status):
     found = json.loads(record.read_text())
     assert found["interrupted"]
     assert found["wrong"] == 0
-    assert found["settings"] >= 4
+    assert found["settings"] >= 2
     assert run.returncode == status
 
 
