@@ -346,6 +346,7 @@ def test_the_digits_without_scikit_learn_say_what_to_install(gatewise, monkeypat
     assert "the digits to learn from needs `scikit-learn`, which is not installed. Run: pip install" in answer.err
 
 
+@pytest.mark.exhaustive  # test_train_lm.py kills a language model
 def test_kill_nine_and_resume_end_in_the_same_bits(gatewise, small, tmp_path):
     options = ["train", "classify", *small, "--set", "checkpoint_steps=1", "--epochs", 6]
     assert gatewise(*options, "--output", "whole").status == 0

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import math
-import multiprocessing
 import os
 import re
 import signal
@@ -28,6 +27,7 @@ from gatewise.testing.trials.setting import program_of
 from gatewise.testing.trials.tensors import make
 from gatewise.testing.trials.times import PARTS
 from tests.pairwise import each_value, pairwise
+from tests.programs import processes_that_start_fast
 
 # The same settings on every machine; for others and for more: python -m gatewise.testing.trials --device cpu.
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 21))]
@@ -483,7 +483,7 @@ def _sends(pipe, messages, status):
 
 def _received(tally, *messages, status=None):
     """Return a process, and its pipe, that has sent messages and does not end, or ends with a status."""
-    context = multiprocessing.get_context("spawn")
+    context = processes_that_start_fast()
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_sends, args=(there, messages, status), daemon=True)
     process.start()
@@ -632,10 +632,11 @@ sys.exit(__main__.main())
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.exhaustive)]
 )
-def test_a_run_that_is_terminated_prints_its_results(tmp_path, number, status):
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_a_run_that_is_terminated_prints_its_results(tmp_path, number, status, processes):
     record = tmp_path / "trials.jsonl"
     command = [sys.executable, "-c", TELLS, "--device", "cpu", "--seconds", "600"]
-    command += ["--processes", "2", "--record", str(record)]
+    command += ["--processes", str(processes), "--record", str(record)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, text=True) as run:
         limit = threading.Timer(120, os.killpg, (run.pid, signal.SIGKILL))
         limit.start()
