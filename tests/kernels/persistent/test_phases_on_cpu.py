@@ -93,7 +93,9 @@ def test_a_source_that_has_changed_is_refused(monkeypatch, tmp_path):
         counting_sources(tmp_path)
 
 
-@pytest.mark.parametrize("way", rows.WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.exhaustive if "zoneout" in way else ()) for way in rows.WAYS]
+)
 def test_rows_are_counted_and_recorded(monkeypatch, capfd, way):
     sources = sources_on_cpu.launch_on_cpu(monkeypatch, DEVICE)
     row = rows.Row(LSTMCase("tiny", TIME, 9, 16), way, rows.TRAINING)
