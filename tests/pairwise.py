@@ -55,17 +55,20 @@ def every_pair(*parameters: Iterable[Any]) -> list[ParameterSet]:
 def each_value(cases: Sequence[tuple[Any, ...]], *together: tuple[int, ...], times: int = 1) -> list[ParameterSet]:
     """Return the cases as parameters of a test; those without which each value is met often enough are exhaustive.
 
+    The algorithm is greedy: each case that is usual is the first of those that meet most of what is not yet met.
+
     Args:
-        cases: The cases, in an order in which values change often, as that of `pairwise`.
+        cases: The cases.
         together: Columns of which all combinations of values that are in the cases are met, too.
-        times: How often.
+        times: How often, if so many cases have it.
     """
     groups = [*((column,) for column in range(len(cases[0]))), *together]
-    met: Counter[tuple[Any, ...]] = Counter()
+    met = [(case, {(group, *(id(case[column]) for column in group)) for group in groups}) for case in cases]
+    left = {each: min(times, count) for each, count in Counter(each for _, own in met for each in own).items()}
     usual = []
-    for case in cases:
-        own = [(group, *(id(case[column]) for column in group)) for group in groups]
-        if any(met[each] < times for each in own):
-            usual.append(case)
-            met.update(own)
+    while any(left.values()):
+        place = max(range(len(met)), key=lambda place: sum(left[each] > 0 for each in met[place][1]))
+        case, own = met.pop(place)
+        usual.append(case)
+        left |= {each: max(left[each] - 1, 0) for each in own}
     return exhaustive_unless(usual, cases)

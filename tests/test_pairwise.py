@@ -30,7 +30,7 @@ def test_each_value_is_met_so_often_and_no_case_is_lost(times):
     cases = pairwise(*columns)
     chosen = each_value(cases, times=times)
     assert [each.values for each in chosen] == cases
-    assert len(usual(chosen)) < len(cases)
+    assert len(usual(chosen)) <= 9 * times
     for column, values in enumerate(columns):
         for value in values:
             there = sum(case[column] is value for case in cases)

@@ -19,7 +19,7 @@ inputs need not meet such a case, so that `Budget.select_otherwise` computes the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -118,6 +118,10 @@ def budgets(
     return budget.allowed
 
 
+def _unchanged(result: Result, gradients: InputGradients | None) -> tuple[Result, InputGradients | None]:
+    return result, gradients
+
+
 class Budget:
     """The budget of a call, which grows with each perturbation.
 
@@ -125,9 +129,12 @@ class Budget:
         problem: The description of the call; its dtype is the precision.
         inputs: The inputs of the call.
         gradients: The gradients of the outputs; None for a forward pass alone.
-        exact: The oracle's tensors, by name.
+        exact: The oracle's tensors, by name, as seen.
         device: The device on which PyTorch computes the result for comparison.
         oracles: The device on which the oracle is computed.
+        seen: The tensors that are compared, computed from those of the problem; the latter themselves by default. The
+            gradient of a matrix with dropped elements, say, is that of the kept ones alone, which can be much less
+            accurate than the gradient of all, relative to its norm.
 
     Attributes:
         perturbations: The number of perturbations so far.
@@ -142,9 +149,10 @@ class Budget:
         device: torch.device | str,
         *,
         oracles: torch.device | str = "cpu",
+        seen: Callable[[Result, InputGradients | None], tuple[Result, InputGradients | None]] = _unchanged,
     ) -> None:
         self._problem, self._inputs, self._gradients, self._exact = problem, inputs, gradients, exact
-        self._device, self._oracles, self.perturbations, self._selected = device, oracles, 0, False
+        self._device, self._oracles, self._seen, self.perturbations, self._selected = device, oracles, seen, 0, False
         self._unit = torch.finfo(problem.dtype).eps
         self._wide = problem.dtype == torch.float64
         self._precision = torch.float32 if self._wide else problem.dtype
@@ -167,7 +175,7 @@ class Budget:
         """Measure another perturbation of the inputs, which takes as long as the oracle and PyTorch's result."""
         self.perturbations += 1
         moved = _nudged(self._inputs, self._gradients, self._step, self.perturbations, self._oracles)
-        self._measure(moved, named(self._problem, *oracle(self._problem, *moved, device=self._oracles)))
+        self._measure(moved, self._named(oracle(self._problem, *moved, device=self._oracles)))
 
     def select_otherwise(self) -> bool:
         """Measure the oracle with the other choice where a selection's operands are equal within four roundings.
@@ -184,7 +192,7 @@ class Budget:
             found = oracle(self._problem, self._inputs, self._gradients, self._oracles, stated=True)
         if not 0 < selections.number <= FEW_SELECTIONS:
             return False
-        changes = relative_errors(named(self._problem, *found), self._exact)
+        changes = relative_errors(self._named(found), self._exact)
         self._bands = {name: max(band, changes[name]) for name, band in self._bands.items()}
         return True
 
@@ -198,7 +206,10 @@ class Budget:
             self._bands[name] = max(self._bands[name], scale * of_oracle[name])
 
     def _theirs(self, moved: tuple[Inputs, OutputGradients | None], dtype: torch.dtype) -> dict[str, Tensor]:
-        return named(self._problem, *reference(self._problem, *moved, dtype=dtype, device=self._device))
+        return self._named(reference(self._problem, *moved, dtype=dtype, device=self._device))
+
+    def _named(self, found: tuple[Result, InputGradients | None]) -> dict[str, Tensor]:
+        return named(self._problem, *self._seen(*found))
 
 
 def _nudged(

@@ -21,7 +21,12 @@ def data(gatewise, *more):
 
 @pytest.mark.parametrize(
     ("gpu", "options"),
-    [("h200", ()), ("h200", ("--no-input-feeding",)), ("l4", ("--precision", "bfloat16")), ("cpu", ())],
+    [
+        pytest.param("h200", (), marks=pytest.mark.exhaustive),
+        ("h200", ("--no-input-feeding",)),
+        ("l4", ("--precision", "bfloat16")),
+        ("cpu", ()),
+    ],
 )
 def test_it_fits_80_columns_and_names_every_part(gatewise, gpu, options):
     answer = gatewise(*IWSLT, "--gpu", gpu, *options)

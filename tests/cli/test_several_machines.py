@@ -102,7 +102,7 @@ def until(found, started, seconds=60.0):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_two_agents_train_as_one(tmp_path, text, workers):
-    words = ["--epochs", "2"]
+    words = ["--epochs", "1"]
     with agents(tmp_path, text, workers, *words, "--output", "two") as started:
         assert ended(started, tmp_path) == [0, 0], printed(tmp_path)
     one_agent(tmp_path / "alone", text, 2 * workers, *words, "--output", "one")
@@ -118,7 +118,7 @@ def test_two_agents_train_as_one(tmp_path, text, workers):
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_killed_worker_of_one_agent_costs_the_steps_since_the_checkpoint(tmp_path, text, which):
-    words = ["--epochs", "4"]
+    words = ["--epochs", "3"]
     with agents(tmp_path, text, 1, *words, "--output", "run", restarts=1) as started:
         folder = RunFolder(tmp_path / "run")
         until(folder.model.exists, started)
@@ -133,7 +133,7 @@ def test_a_killed_worker_of_one_agent_costs_the_steps_since_the_checkpoint(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_when_a_machine_is_gone_the_other_ends(tmp_path, text, which):
     with agents(tmp_path, text, 1, "--epochs", "1000", "--output", "run", restarts=3, join_seconds=5) as started:
         folder = RunFolder(tmp_path / "run")

@@ -96,13 +96,16 @@ def test_the_summaries_have_gradients(gatewise, small, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_digits_are_learned_without_any_option(gatewise):
+@pytest.mark.parametrize(
+    ("words", "accuracy"), [(["--epochs", 6], 0.85), pytest.param([], 0.95, marks=pytest.mark.exhaustive)], ids=str
+)
+def test_the_digits_are_learned_without_naming_data(gatewise, words, accuracy):
     pytest.importorskip("sklearn")
-    answer = gatewise("train", "classify", "--output", "run")
+    answer = gatewise("train", "classify", "--output", "run", *words)
     assert answer.status == 0, answer.err
     assert "handwritten digits" in answer.out
     result = json.loads(RunFolder("run").result.read_text())
-    assert result["test_accuracy"] > 0.95
+    assert result["test_accuracy"] > accuracy
 
 
 def test_a_number_is_predicted(gatewise, small):
@@ -343,6 +346,7 @@ def test_the_digits_without_scikit_learn_say_what_to_install(gatewise, monkeypat
     assert "the digits to learn from needs `scikit-learn`, which is not installed. Run: pip install" in answer.err
 
 
+@pytest.mark.exhaustive  # test_train_lm.py kills a language model
 def test_kill_nine_and_resume_end_in_the_same_bits(gatewise, small, tmp_path):
     options = ["train", "classify", *small, "--set", "checkpoint_steps=1", "--epochs", 6]
     assert gatewise(*options, "--output", "whole").status == 0

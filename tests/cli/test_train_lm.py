@@ -282,7 +282,7 @@ def test_there_must_be_something_to_resume(gatewise, small):
     assert "exclude each other" in answer.err
 
 
-@pytest.mark.parametrize("words", [["--epochs", 3], ["--set", "epochs=3"]])
+@pytest.mark.parametrize("words", [["--epochs", 3], pytest.param(["--set", "epochs=3"], marks=pytest.mark.exhaustive)])
 def test_a_run_is_resumed_to_more_epochs(gatewise, small, words):
     options = [*small, "--schedule", "constant"]
     assert gatewise("train", "lm", *options, "--epochs", 3, "--output", "whole").status == 0

@@ -358,6 +358,7 @@ def test_two_processes_train_one_model(small, tmp_path):
     assert f"test {len(answers)}" in first.out
 
 
+@pytest.mark.exhaustive  # test_train_lm.py kills a language model
 def test_a_run_that_was_killed_goes_on(gatewise, small, tmp_path):
     words = ["train", "nmt", *small, "--output", "killed", "--set", "checkpoint_steps=1", "--epochs", 4]
     program = Program(words, tmp_path)

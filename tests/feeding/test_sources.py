@@ -10,6 +10,7 @@ from gatewise.feeding.elementwise import CELL
 from gatewise.feeding.elementwise_kernels import SOURCE, macros_of, width_of
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.cuda.formats import NUMBERS
+from tests.pairwise import exhaustive_unless
 
 CODE = device_code(CELL)
 
@@ -18,16 +19,17 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 # The sources depend on the architecture only through whether it is 9.0 or later; each dtype is tested with both kinds.
 KINDS = [(name, dtype) for number, name in enumerate(ARCHITECTURES) for dtype in [*NUMBERS][number % 2 :: 2]]
+USUAL = [(name, dtype) for name, dtype in KINDS if name in ("sm_80", "sm_86", "sm_90", "sm_120")]
 
 
-@pytest.mark.parametrize(("architecture", "dtype"), KINDS, ids=str)
+@pytest.mark.parametrize(("architecture", "dtype"), exhaustive_unless(USUAL, KINDS), ids=str)
 def test_compiles(architecture, dtype):
     binary, taken = toolchain.compile_afresh(SOURCE, architecture, dict(macros_of(dtype, 16 // dtype.itemsize)), CODE)
     assert all(name in binary for name in (b"feeding_cell", b"feeding_cell_gradient", b"feeding_attended_gradient"))
     assert taken.registers <= 128
 
 
-@pytest.mark.parametrize("width", [1, 2, 4])
+@pytest.mark.parametrize("width", [2, *(pytest.param(width, marks=pytest.mark.exhaustive) for width in (1, 4))])
 def test_operands_in_float16_are_compiled_separately(width):
     both = [dict(macros_of(torch.float32, width, halves)) for halves in (False, True)]
     apart = {toolchain.compile_afresh(SOURCE, "sm_90", macros, CODE)[0] for macros in both}

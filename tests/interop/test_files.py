@@ -23,6 +23,7 @@ import h5py
 import safetensors.torch as safetensors
 
 from gatewise.interop.keras.backend import keras_on_torch
+from tests.pairwise import every_pair
 
 keras = keras_on_torch()
 
@@ -60,9 +61,9 @@ def x():
     return np.random.default_rng(1).standard_normal((2, 7, 3)).astype("f4")
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".h5"])
-@pytest.mark.parametrize("cell", LAYOUTS)
+@pytest.mark.parametrize(
+    ("cell", "suffix", "bidirectional"), every_pair(LAYOUTS, [".keras", ".weights.h5", ".h5"], [False, True]), ids=str
+)
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
 def test_a_model_of_keras_computes_the_same_in_pytorch(tmp_path, x, suffix, bidirectional, cell):
     model = keras_model(bidirectional=bidirectional, cell=cell)
@@ -85,9 +86,9 @@ def test_a_keras_gru_that_resets_before_its_product_is_refused(tmp_path, suffix)
     assert not (tmp_path / "gru.npz").exists()
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".h5"])
-@pytest.mark.parametrize("cell", LAYOUTS)
+@pytest.mark.parametrize(
+    ("cell", "suffix", "bidirectional"), every_pair(LAYOUTS, [".keras", ".weights.h5", ".h5"], [False, True]), ids=str
+)
 def test_keras_reads_what_is_written_and_computes_the_same(tmp_path, x, suffix, bidirectional, cell):
     torch.manual_seed(0)
     module = MODULES[cell](3, 4, 2, bidirectional=bidirectional, batch_first=True)

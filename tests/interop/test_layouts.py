@@ -15,6 +15,7 @@ from gatewise.contract.weights import DirectionWeights
 from gatewise.interop.convert import convert
 from gatewise.interop.layouts import LAYOUTS, default_target, layout_named
 from gatewise.interop.packing import pack, unpack
+from tests.pairwise import every_pair
 
 REFERENCES = Path(__file__).parent / "references"
 IN_PYTORCH = [name for name, layout in LAYOUTS.items() if in_pytorch(layout.cell)]
@@ -204,10 +205,17 @@ def without_recurrent_bias_of_n(module):
             torch.nn.init.zeros_(parameter[-module.hidden_size :])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("layers", "directions"), [(1, 1), (3, 1), (1, 2), (2, 2)])
-@pytest.mark.parametrize("layout", IN_PYTORCH)
-def test_round_trips_are_exact(layout, layers, directions, dtype):
+@pytest.mark.parametrize(
+    ("layout", "sizes", "dtype"),
+    every_pair(
+        IN_PYTORCH,
+        [(1, 1), (3, 1), (1, 2), (2, 2)],
+        [torch.float32, torch.float64, torch.float16, torch.bfloat16],
+    ),
+    ids=str,
+)
+def test_round_trips_are_exact(layout, sizes, dtype):
+    layers, directions = sizes
     torch.manual_seed(0)
     kind, own = pytorchs(layout)
     module = kind(3, 2, layers, bidirectional=directions == 2).to(dtype)

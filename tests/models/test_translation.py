@@ -56,9 +56,13 @@ def all_translations(model, source, how):
     """Return every translation of up to 4 tokens and its end, the best first."""
     found = []
     for count in range(5):
-        for tokens in itertools.product(range(3, SIZE), repeat=count):
-            total = log_probability(model, source, tokens)
-            found.append((how.score(total, count + 1), tokens, total))
+        every = [*itertools.product(range(3, SIZE), repeat=count)]
+        tokens, width = torch.tensor(every).long().view(len(every), count).T, (len(every),)
+        inputs = torch.cat([torch.full((1, *width), BEGINNING), tokens])
+        logs = model(source[:, None].expand(-1, *width), torch.full(width, len(source)), inputs).log_softmax(-1)
+        ended = torch.cat([tokens, torch.full((1, *width), END)])
+        for own, total in zip(every, logs.gather(2, ended[:, :, None]).sum((0, 2)).tolist(), strict=True):
+            found.append((how.score(total, count + 1), own, total))
     return sorted(found, reverse=True)
 
 

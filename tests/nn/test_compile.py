@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -11,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from gatewise.cells import LayerNormGRU, LayerNormLSTM
 from gatewise.functional.operators import _unaliased
 from gatewise.nn import GRU, LSTM, Recurrent
-from tests.pairwise import each_value, pairwise
+from tests.pairwise import each_value, exhaustive_unless, pairwise
 
 
 class Network(nn.Module):
@@ -189,20 +191,21 @@ def test_training_with_other_sizes_takes_two_graphs():
     assert graphs.frame_count == 2
 
 
+TRANSFORMS = {
+    "grad": lambda call: torch.func.grad(lambda x: call(x).sum()),
+    "vmap": lambda call: torch.func.vmap(call, in_dims=1),
+    "jacrev": lambda call: torch.func.jacrev(call),
+    "jvp": lambda call: lambda x: torch.func.jvp(call, (x,), (x,)),
+}
+
+
 @pytest.mark.parametrize(
-    "transformed",
-    [
-        lambda call: torch.func.grad(lambda x: call(x).sum()),
-        lambda call: torch.func.vmap(call, in_dims=1),
-        lambda call: torch.func.jacrev(call),
-        lambda call: lambda x: torch.func.jvp(call, (x,), (x,)),
-    ],
-    ids=["grad", "vmap", "jacrev", "jvp"],
+    ("kind", "name"),
+    exhaustive_unless([*zip([LSTM, GRU] * 2, TRANSFORMS, strict=True)], itertools.product([LSTM, GRU], TRANSFORMS)),
 )
-@pytest.mark.parametrize("kind", [LSTM, GRU])
-def test_transforms_of_torch_func_in_a_compiled_function(kind, transformed):
+def test_transforms_of_torch_func_in_a_compiled_function(kind, name):
     layer, x = kind(5, 4), torch.randn(3, 2, 5)
-    function = transformed(lambda x: layer(x)[0])
+    function = TRANSFORMS[name](lambda x: layer(x)[0])
     torch.testing.assert_close(torch.compile(function, backend="aot_eager")(x), function(x))
 
 

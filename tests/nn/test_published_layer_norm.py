@@ -101,7 +101,14 @@ def test_a_layer_has_the_biases_of_its_form(form):
     assert not gatewise.Recurrent(LayerNormLSTM.of(form), I, H, bias=False).bias
 
 
-@pytest.mark.parametrize("name", ["haste", "icefall", "returnn_joined with hidden_norm", "haste_gru"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("haste", "icefall")),
+        "returnn_joined with hidden_norm",
+        "haste_gru",
+    ],
+)
 def test_a_compiled_layer_computes_its_own_form(name):
     layer = layer_of(PUBLISHED[name])
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)

@@ -61,7 +61,12 @@ def run(folder, program):
 
 
 @pytest.mark.parametrize(
-    "imports", ["gatewise, opacus.validators, thop.profile", "opacus.validators, thop.profile, gatewise"]
+    "imports",
+    [
+        pytest.param("gatewise, opacus.validators, thop.profile", marks=pytest.mark.exhaustive),
+        "opacus.validators, gatewise, thop.profile",  # one of them before gatewise, the other after it
+        pytest.param("opacus.validators, thop.profile, gatewise", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_opacus_and_thop_treat_the_layers_as_those_of_pytorch(tmp_path, imports):
     found = run(tmp_path, f"import {imports}\n{ENTRIES}")

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import gatewise
 from gatewise.cells import GRU, LSTM, RNN, SHIPPED, SLSTM, Averaged, Cell, Regularised, candidate, cell_named
 from gatewise.contract.errors import ArgumentError, KernelRefused
-from tests.pairwise import pairwise
+from tests.pairwise import each_value, pairwise
 
 T, B, F, H = 6, 4, 3, 5
 LENGTHS = torch.tensor([6, 2, 0, 5])
@@ -258,14 +258,17 @@ def assert_is_the_loop(layer, lengths=None, resets=None):
 @pytest.mark.filterwarnings("ignore:.*Branching")
 @pytest.mark.parametrize(
     ("name", "form", "shape", "lengths", "resets", "memory", "training"),
-    pairwise(
-        [*CELLS],
-        [*FORMS],
-        [(1, False, 0.0), (2, True, 0.0), (2, False, 0.3)],
-        [None, LENGTHS],
-        [None, RESETS],
-        ["normal", "lean"],
-        [True, True, False],
+    each_value(
+        pairwise(
+            [*CELLS],
+            [*FORMS],
+            [(1, False, 0.0), (2, True, 0.0), (2, False, 0.3)],
+            [None, LENGTHS],
+            [None, RESETS],
+            ["normal", "lean"],
+            [True, True, False],
+        ),
+        (0, 1),
     ),
     ids=lambda value: "given" if isinstance(value, torch.Tensor) else str(value),
 )
@@ -286,8 +289,7 @@ def test_every_option_changes_the_result(name):
         assert one == other or not torch.allclose(outputs[one], outputs[other])
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize("name", ["lstm", "gru", "slstm"])
+@pytest.mark.parametrize(("name", "training"), each_value(pairwise(["lstm", "gru", "slstm"], [True, False])))
 def test_gradcheck_of_second_order(name, training):
     torch.manual_seed(0)
     rates = {"h": 0.4, **dict.fromkeys(CELLS[name].states[:1], 0.4)}
@@ -467,8 +469,7 @@ def test_autocast():
     torch.testing.assert_close(found, seeded(half, x.bfloat16())[0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize("name", ["lstm", "gru", "slstm"])
+@pytest.mark.parametrize(("name", "training"), each_value(pairwise(["lstm", "gru", "slstm"], [True, False])))
 def test_compiled_in_one_graph(name, training):
     torch.compiler.reset()
     layer = layer_of(name, num_layers=2, bidirectional=True, dropout=0.2).train(training)

@@ -11,7 +11,7 @@ from torch import nn
 import gatewise
 from gatewise.cells import Cell, CoupledLSTM
 from gatewise.contract.errors import ArgumentError, KernelRefused, ShapeError
-from tests.pairwise import pairwise
+from tests.pairwise import each_value, pairwise
 
 T, B, F, H, L = 7, 4, 3, 5, 2
 KINDS = {"lstm": (gatewise.LSTM, nn.LSTM), "gru": (gatewise.GRU, nn.GRU), "rnn": (gatewise.RNN, nn.RNN)}
@@ -278,8 +278,11 @@ def test_transforms_of_torch_func(kind):
     torch.testing.assert_close([each.sum(0) for each in rows.values()], list(expected))
 
 
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    each_value(pairwise([*KINDS], [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}])),
+    ids=str,
+)
 def test_compiled_in_one_graph(kind, options):
     torch.compiler.reset()
     ours, _ = layers(kind, **{"num_layers": 1, **options})

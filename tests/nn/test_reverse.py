@@ -186,7 +186,7 @@ def test_meta_tensors():
     assert (y.shape, h_n.shape) == ((T, B, H), (1, B, H))
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_compiled(dynamic):
     ours, _ = pair_of("lstm", dtype=torch.float32)
     x, lengths = drawn(T, B, F, dtype=torch.float32), torch.tensor(LENGTHS)
@@ -266,7 +266,16 @@ def test_what_the_call_refuses():
         gatewise.functional.lstm(x[0], None, ours.all_weights, reverse=True)
 
 
-@pytest.mark.parametrize("lengths", [[7, 1, 1, 1], [-1, 1, 1, 1], [1], [6.0, 2.0, 0.0, 4.0]], ids=str)
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [7, 1, 1, 1],
+        pytest.param([-1, 1, 1, 1], marks=pytest.mark.exhaustive),
+        pytest.param([1], marks=pytest.mark.exhaustive),
+        [6.0, 2.0, 0.0, 4.0],
+    ],
+    ids=str,
+)
 def test_a_compiled_call_refuses_the_same_lengths(lengths):
     ours, _ = pair_of("lstm", dtype=torch.float32)
     x, lengths = drawn(T, B, F, dtype=torch.float32), torch.tensor(lengths)
@@ -278,7 +287,11 @@ def test_a_compiled_call_refuses_the_same_lengths(lengths):
         compiled(x, lengths=lengths)
 
 
-@pytest.mark.parametrize("sizes", [[4, 3, 3, 2], [2, 4, 4, 3], [4, 3, 3, 3, 1]], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [[4, 3, 3, 2], *(pytest.param(own, marks=pytest.mark.exhaustive) for own in ([2, 4, 4, 3], [4, 3, 3, 3, 1]))],
+    ids=str,
+)
 def test_a_compiled_call_refuses_the_same_batch_sizes(sizes):
     ours, _ = pair_of("lstm", dtype=torch.float32)
     data, sizes = drawn(13, F, dtype=torch.float32), torch.tensor(sizes)

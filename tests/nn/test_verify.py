@@ -14,6 +14,7 @@ from gatewise.contract.problem import Problem
 from gatewise.functional import plan
 from gatewise.kernels import ALL
 from gatewise.nn import Verification, verify
+from tests.pairwise import every_pair
 
 
 class Tagger(nn.Module):
@@ -68,10 +69,16 @@ def test_the_report_fits_80_columns(x):
         assert words in text
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kernel", ["aten", "eager"])
-@pytest.mark.parametrize("form", ["dense", "packed", "single", "first"])
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "form", "cell"),
+    every_pair(
+        ["aten", "eager"],
+        [torch.float32, torch.float64],
+        ["dense", "packed", "single", "first"],
+        ["lstm", "gru", "rnn_tanh", "rnn_relu"],
+    ),
+    ids=str,
+)
 def test_every_way_of_calling_a_layer(kernel, dtype, form, cell):
     name, *nonlinearity = cell.split("_")
     layer = getattr(gatewise, name.upper())(

@@ -24,6 +24,7 @@ from gatewise.training.randomness import restore_random_states
 from gatewise.training.recorded_step import read_step
 from gatewise.training.snapshot import load_weights, weights_of
 from gatewise.training.step import MeanLoss, Step
+from tests.pairwise import every_pair
 
 CPU = torch.device("cpu")
 
@@ -46,12 +47,9 @@ def test_a_faulty_step_at_the_end_of_an_epoch_without_evaluation_is_found_there(
 
 
 # When the fault is found: at once, as on a CPU; or steps later, as on a GPU, whose flag is read from time to time.
-@pytest.mark.parametrize("every", [1, 7])
-@pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize(("epoch", "number"), [(0, 0), (1, 8), (1, 19)])
-def test_a_faulty_step_is_finite_on_the_reference_from_the_same_numbers(
-    tmp_path, monkeypatch, way, every, wrong, epoch, number
-):
+@pytest.mark.parametrize(("every", "wrong", "at"), every_pair([1, 7], WRONG, [(0, 0), (1, 8), (1, 19)]), ids=str)
+def test_a_faulty_step_is_finite_on_the_reference_from_the_same_numbers(tmp_path, monkeypatch, way, every, wrong, at):
+    epoch, number = at
     monkeypatch.setitem(watch.EVERY, "cpu", every)
     step = 20 * epoch + number
     model, right = faulty_model(number, epoch, wrong), faulty_model()

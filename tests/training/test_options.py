@@ -27,16 +27,16 @@ CHANGES = {
     "schedule": ("constant", "cosine", {}),
     "warmup_steps": (0, 10, {}),
     "rate_tokens": (8, 16, {}),
-    "plateau_factor": (0.25, 0.5, {"schedule": "plateau", "learning_rate": 1.0}),
-    "plateau_patience": (0, 5, {"schedule": "plateau", "learning_rate": 1.0}),
+    "plateau_factor": (0.25, 0.5, {"schedule": "plateau", "learning_rate": 1.0, "epochs": 6}),
+    "plateau_patience": (0, 5, {"schedule": "plateau", "learning_rate": 1.0, "epochs": 6}),
     "average": ("none", "ema", {}),
     "average_decay": (0.9, 0.5, {"average": "ema"}),
-    "average_patience": (0, 50, {"average": "tail", "learning_rate": 1.0}),
-    "average_last": (2, 5, {"average": "last"}),
+    "average_patience": (0, 50, {"average": "tail", "learning_rate": 1.0, "epochs": 6}),
+    "average_last": (2, 5, {"average": "last", "epochs": 6}),
     "precision": ("float32", "bfloat16", {}),
     "evaluations_per_epoch": (1, 2, {}),
-    "epochs_per_evaluation": (1, 2, {}),
-    "best_by": ("loss", "constant", {"score": lambda: {"constant": 0.0}}),
+    "epochs_per_evaluation": (1, 2, {"epochs": 4}),
+    "best_by": ("loss", "constant", {"score": lambda: {"constant": 0.0}, "epochs": 6}),
     "patience": (0, 1, {"learning_rate": 1.0, "epochs": 10}),
 }
 # These options determine when files are written, or are used by the caller; they must not change the weights here.
@@ -53,7 +53,7 @@ NEUTRAL = {
 
 def trace(folder, **options):
     """Return all numbers of a run except for times."""
-    outcome, model = train(folder, **(BASE | {"epochs": 6} | options))
+    outcome, model = train(folder, **(BASE | {"epochs": 2} | options))
     timeless = {field.name for field in dataclasses.fields(Evaluation)} - {"seconds", "tokens_per_second"}
     history = [tuple(getattr(evaluation, name) for name in sorted(timeless)) for evaluation in outcome.history]
     return history, [parameter.detach().clone() for parameter in model.parameters()]

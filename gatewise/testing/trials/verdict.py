@@ -98,8 +98,7 @@ class Judge:
         self._masks = masks
         self._asked = self._asked._replace(inputs=self._asked.inputs._replace(masks=masks))
         problem, inputs, above, *_ = self._asked
-        reference = _moved(oracle(problem, inputs, above, self._oracles), self._setting.device)
-        self._exact = named(problem, *self._asked.to_user(*reference))
+        self._exact = named(problem, *self._seen(*oracle(problem, inputs, above, self._oracles)))
         values = list(self._exact.values())
         sizes = torch.stack([finite_values(value).norm() for value in values])
         self._sizes = dict(zip(self._exact, sizes.tolist(), strict=True))
@@ -107,8 +106,12 @@ class Judge:
         self._largest = dict(zip(self._exact, torch.stack(largest).tolist(), strict=True))
         with self._as_pytorch():
             device = self._setting.device
-            self._budget = Budget(problem, inputs, above, named(problem, *reference), device, oracles=self._oracles)
+            self._budget = Budget(problem, inputs, above, self._exact, device, oracles=self._oracles, seen=self._seen)
         self._allow()
+
+    def _seen(self, result: Result, gradients: InputGradients | None) -> tuple[Result, InputGradients | None]:
+        """Return results of the reference as a caller of the layer sees them, on the setting's device."""
+        return self._asked.to_user(*_moved((result, gradients), self._setting.device))
 
     def _widened(self, *, near: bool) -> bool:
         """Let the budget grow by one perturbation; return whether it did.

@@ -65,7 +65,17 @@ def test_a_reset_starts_anew_from_the_initial_states_of_the_cell() -> None:
     torch.testing.assert_close(whole["y"][4:], rest["y"])
 
 
-@CELLS
+# Whatever the number of states and of parameters is, and whether there is a normalization.
+COMPILED = ("lstm", "gru", "slstm", "layer_norm_lstm")
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, marks=() if cell.name in COMPILED else pytest.mark.exhaustive, id=cell.name)
+        for cell in measured_cells()
+    ],
+)
 def test_the_step_can_be_compiled(cell: Cell, traced_only: None) -> None:
     call = draw(cell, TINY[0], CPU)
     eager = loop_side(call, torch.float64, loop_of(cell, step_of(cell)))

@@ -102,7 +102,7 @@ def test_a_way_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> 
     assert (after.status, after.note) == ("failed", "out of memory")
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["step", "layers"])
+@pytest.mark.parametrize("alone", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["step", "layers"])
 def test_a_way_that_fails_while_it_is_timed_leaves_the_others(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
     warmed = run._Table._warm
 

@@ -1,5 +1,6 @@
 """Calls that `eager` computes from the caller's own tensors, compared with its passes."""
 
+import itertools
 import sys
 import types
 from typing import ClassVar
@@ -21,6 +22,7 @@ from gatewise.testing.trials import Setting, Wrong, trial
 from tests.derivation.random_cells import sources
 from tests.derivation.statements import ALL, name
 from tests.kernels.test_random_cells import few, generators, problem_of
+from tests.pairwise import exhaustive_unless
 
 CPU = Device.named("cpu")
 plain_call = sys.modules["gatewise.kernels.eager.plain_call"]
@@ -83,8 +85,15 @@ def check_recorded(problem):
         torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("cell", [*ALL, *SHIPPED], ids=name)
+CELLS = [*ALL, *SHIPPED]
+
+
+# `make test` calls every cell in one form, in turn.
+@pytest.mark.parametrize(
+    ("cell", "form"),
+    exhaustive_unless([*zip(CELLS, itertools.cycle(FORMS), strict=False)], itertools.product(CELLS, FORMS)),
+    ids=lambda value: value if isinstance(value, str) else name(value),
+)
 def test_a_plain_call_agrees_with_the_passes(cell, form):
     torch.manual_seed(0)
     problem = Problem(4, 3, 5, 6, dtype=torch.float64, cell=cell, **FORMS[form])

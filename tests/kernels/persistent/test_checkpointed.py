@@ -38,7 +38,7 @@ def emulated(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "count", "by_row", "cell"), each_value(pairwise(KINDS, COUNTS, [False, True], FUSED), times=2), ids=str
+    ("options", "count", "by_row", "cell"), each_value(pairwise(KINDS, COUNTS, [False, True], FUSED)), ids=str
 )
 def test_agrees_with_the_oracle_launched_and_replayed(cut, options, count, by_row, cell):
     cut(*count)
@@ -47,7 +47,7 @@ def test_agrees_with_the_oracle_launched_and_replayed(cut, options, count, by_ro
 
 
 @pytest.mark.parametrize(
-    ("options", "count", "cell"), each_value(pairwise(KINDS, [(1,), (3,), (1, 1), (2, 3)], FUSED), times=2), ids=str
+    ("options", "count", "cell"), each_value(pairwise(KINDS, [(1,), (3,), (1, 1), (2, 3)], FUSED)), ids=str
 )
 def test_agrees_with_the_oracle_where_gradients_take_the_place_of_gates(cut, overwritten, options, count, cell):
     cut(*count)
@@ -73,7 +73,7 @@ def test_segments_are_computed_one_by_one(monkeypatch, cut, count):
 
 @pytest.mark.parametrize(
     ("options", "count", "gates", "cell"),
-    each_value(pairwise(KINDS, COUNTS, ["made again", "overwritten"], FUSED), (1, 2), times=2),
+    each_value(pairwise(KINDS, COUNTS, ["made again", "overwritten"], FUSED), (1, 2)),
     ids=str,
 )
 def test_scratch_memory_is_as_predicted(request, cut, options, count, gates, cell):

@@ -88,14 +88,14 @@ def sources(monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.exhaustive),
         {"bidirectional": True, "num_layers": 2, **RAGGED},
         {"bidirectional": True, "resets": True, **RAGGED},
         {"bidirectional": True, "hidden_size": 13, "input_size": 31, "cell": GRU(), "bias": False},
-        {"hidden_size": 16, "cell": GRU()},
+        pytest.param({"hidden_size": 16, "cell": GRU()}, marks=pytest.mark.exhaustive),
         {"bidirectional": True, "proj_size": 3, **RAGGED},
-        {"input_size": 50},
-        {"bidirectional": True, "input_size": 40},
+        pytest.param({"input_size": 50}, marks=pytest.mark.exhaustive),
+        pytest.param({"bidirectional": True, "input_size": 40}, marks=pytest.mark.exhaustive),
         {"bidirectional": True, "input_size": 24, "traced": True},
         {"cell": Regularised(LSTM(), 0.3, (0.1, 0.2), 0.25)},
         {"time": 1},
@@ -144,7 +144,7 @@ def test_initial_states_of_any_size(sources, size):
     [
         {},
         {"bidirectional": True, "num_layers": 2, **RAGGED},
-        {"bidirectional": True, "resets": True, **RAGGED},
+        pytest.param({"bidirectional": True, "resets": True, **RAGGED}, marks=pytest.mark.exhaustive),
         {"hidden_size": 13, "input_size": 31, "cell": GRU()},
         {"input_size": 60},
     ],

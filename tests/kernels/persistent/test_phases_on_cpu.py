@@ -46,7 +46,7 @@ def run(monkeypatch, capfd, folder, cell, left_out=()):
 @pytest.mark.parametrize(
     ("cell", "passes", "most"),
     [
-        (LSTM(), ("forward", "backward"), 0),
+        pytest.param(LSTM(), ("forward", "backward"), 0, marks=pytest.mark.exhaustive),  # without some marks below
         (Regularised(LSTM(), zoneout=(0.1, 0.1)), ("forward", "backward"), 0),
         (LayerNormLSTM(), ("row_forward", "row_backward"), 0),
         (LayerNormLSTM(), ("row_forward", "row_backward"), 1 << 20),
@@ -93,7 +93,9 @@ def test_a_source_that_has_changed_is_refused(monkeypatch, tmp_path):
         counting_sources(tmp_path)
 
 
-@pytest.mark.parametrize("way", rows.WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.exhaustive if "zoneout" in way else ()) for way in rows.WAYS]
+)
 def test_rows_are_counted_and_recorded(monkeypatch, capfd, way):
     sources = sources_on_cpu.launch_on_cpu(monkeypatch, DEVICE)
     row = rows.Row(LSTMCase("tiny", TIME, 9, 16), way, rows.TRAINING)

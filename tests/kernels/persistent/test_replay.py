@@ -51,7 +51,7 @@ def replays(name, problem, by_row=False, needs=None):
 
 
 @pytest.mark.parametrize(
-    ("options", "by_row", "cell"), each_value(pairwise([*KINDS, PACKED], [False, True], FUSED), times=2), ids=str
+    ("options", "by_row", "cell"), each_value(pairwise([*KINDS, PACKED], [False, True], FUSED)), ids=str
 )
 def test_agrees_with_the_oracle_launched_and_replayed(options, by_row, cell):
     problem = PROBLEM.replace(cell=cell, **options)

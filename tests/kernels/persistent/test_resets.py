@@ -42,16 +42,19 @@ def emulated(monkeypatch):
     emulate(monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("options", "by_row", "cell"), each_value(pairwise(KINDS, [False, True], FUSED), times=2), ids=str
-)
+@pytest.mark.parametrize(("options", "by_row", "cell"), each_value(pairwise(KINDS, [False, True], FUSED)), ids=str)
 def test_single_layers(options, by_row, cell):
     assert_agrees(PROBLEM.replace(cell=cell, **options), rows_first=by_row)
 
 
 @pytest.mark.parametrize(
     ("options", "gates", "cell"),
-    pairwise([kind for kind in KINDS if "num_layers" in kind and "bidirectional" not in kind], ["kept", "over"], FUSED),
+    each_value(
+        pairwise(
+            [kind for kind in KINDS if "num_layers" in kind and "bidirectional" not in kind], ["kept", "over"], FUSED
+        ),
+        (1, 2),
+    ),
     ids=str,
 )
 def test_layers_in_pairs(request, monkeypatch, options, gates, cell):
@@ -63,7 +66,7 @@ def test_layers_in_pairs(request, monkeypatch, options, gates, cell):
 
 @pytest.mark.parametrize(
     ("options", "count", "gates", "cell"),
-    each_value(pairwise(KINDS, COUNTS, ["made again", "over"], FUSED), times=2),
+    each_value(pairwise(KINDS, COUNTS, ["made again", "over"], FUSED), (1, 2)),
     ids=str,
 )
 def test_in_little_memory(request, cut, options, count, gates, cell):

@@ -39,7 +39,15 @@ def sources(monkeypatch):
     return launch_on_cpu(monkeypatch, DEVICE)
 
 
-@pytest.mark.parametrize(("numbers", "resets"), [*((name, True) for name in NUMBERS), ("exact", False)])
+# All single layers below are exact and have resets.
+@pytest.mark.parametrize(
+    ("numbers", "resets"),
+    [
+        pytest.param("exact", True, marks=pytest.mark.exhaustive),
+        *((name, True) for name in NUMBERS if name != "exact"),
+        ("exact", False),
+    ],
+)
 def test_number_formats(monkeypatch, sources, numbers, resets):
     changes, tolerance = NUMBERS[numbers]
     for limit in ("_UNROUNDED_HIDDEN", "_SMALL_HIDDEN"):  # so that small layers round, too
@@ -62,7 +70,7 @@ def test_single_layers(sources, options):
     check(sources, PROBLEM.replace(**options))
 
 
-@pytest.mark.parametrize("numbers", ["bfloat16", "exact", "TF32"])
+@pytest.mark.parametrize("numbers", ["bfloat16", "exact", pytest.param("TF32", marks=pytest.mark.exhaustive)])
 def test_more_loads_than_are_in_flight(monkeypatch, numbers):
     """Each poll loads several spans, in float32 the last one of a row fewer, and a step has many polls."""
     sources = launch_on_cpu(monkeypatch, DEVICE.replace(multiprocessors=32))

@@ -1,5 +1,7 @@
 """Statistics of rows of which every item has an owner among the blocks, in the CUDA sources run on the CPU."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -21,8 +23,10 @@ from tests.kernels.persistent.test_rows_on_cpu import (
     check,
     named,
 )
+from tests.pairwise import exhaustive_unless
 
 LAYER_NORM = PROBLEM.replace(cell=LayerNormLSTM())
+SLOW = [(0, 0), (2, 1 << 20)]
 
 
 @pytest.fixture
@@ -43,7 +47,7 @@ def cut_of(problem, device, *, backward=True):
     ("cell", "options"),
     [
         (LayerNormLSTM(), {"bidirectional": True, "resets": True, **RAGGED}),
-        (LayerNormGRU(), {"bidirectional": True, **RAGGED}),
+        pytest.param(LayerNormGRU(), {"bidirectional": True, **RAGGED}, marks=pytest.mark.exhaustive),
         (LayerNormLSTM.of("tensorflow1"), {"batch": 1}),
         (PeepholeLSTM(), {}),
     ],
@@ -55,7 +59,10 @@ def test_cells(sources, cell, options):
         assert dict(macros).get("MOST_BYTES", 0) == 0
 
 
-@pytest.mark.parametrize("numbers", [name for name in NUMBERS if name != "exact"])
+# In bfloat16 in clusters, too.
+@pytest.mark.parametrize(
+    "numbers", ["float16", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("TF32", "bfloat16"))]
+)
 def test_number_formats(monkeypatch, sources, numbers):
     changes, tolerance = NUMBERS[numbers]
     for limit in ("_UNROUNDED_HIDDEN", "_SMALL_HIDDEN"):  # so that small layers round, too
@@ -71,7 +78,7 @@ def test_groups_of_rows_in_turn(monkeypatch, most_bytes):
     check(sources, problem)
 
 
-@pytest.mark.parametrize("split", [2, 4])
+@pytest.mark.parametrize("split", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
 def test_clusters(monkeypatch, most_bytes, cut_where, split):
     most_bytes(0)
     cut_where(lambda cut: cut.split == split and cut.units == 8 if cut.backward else cut.split == 1)
@@ -103,8 +110,7 @@ def test_more_items_than_threads(monkeypatch, most_bytes, cut_where):
     check(sources, problem, 1e-4)
 
 
-@pytest.mark.parametrize("most", [0, 1 << 20], ids=["totals", "pairs"])
-@pytest.mark.parametrize("slow", [0, 2])
+@pytest.mark.parametrize(("slow", "most"), exhaustive_unless(SLOW, itertools.product([0, 2], [0, 1 << 20])), ids=str)
 def test_a_slow_block(monkeypatch, most_bytes, cut_where, slow, most):
     most_bytes(most)
     cut_where(lambda cut: (cut.units, cut.rows, cut.warps) == (16, 8, 4))

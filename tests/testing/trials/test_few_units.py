@@ -8,10 +8,10 @@ import torch
 from gatewise.cells import LayerNormGRU, LayerNormLSTM
 from gatewise.kernels.eager import eager
 from gatewise.testing.trials import Setting, Wrong, trial
-from tests.pairwise import every_pair
+from tests.pairwise import each_value, pairwise
 
 CELLS = {cell.name: cell for cell in (LayerNormLSTM(), LayerNormGRU())}
-SEEDS = [range(6), pytest.param(range(6, 300), marks=pytest.mark.exhaustive)]
+SEEDS = [range(3), pytest.param(range(3, 300), marks=pytest.mark.exhaustive)]
 FORMATS = ["float32", "float64"]
 
 
@@ -54,7 +54,7 @@ def share_wrong(settings):
     return found / len(settings)
 
 
-@pytest.mark.parametrize(("cell", "units", "dtype"), every_pair(CELLS, [1, 2, 3], FORMATS))
+@pytest.mark.parametrize(("cell", "units", "dtype"), each_value(pairwise([*CELLS], [1, 2, 3], FORMATS)))
 def test_another_epsilon_is_wrong(monkeypatch, passes_alone, cell, units, dtype):
     forward, backward = type(eager).forward, type(eager).backward
     other = type(CELLS[cell])(eps=1e-6)
@@ -67,7 +67,7 @@ def test_another_epsilon_is_wrong(monkeypatch, passes_alone, cell, units, dtype)
     assert share_wrong([drawn(seed, units, dtype, cell=cell) for seed in range(3)]) > 0.8
 
 
-@pytest.mark.parametrize(("cell", "units", "dtype"), every_pair(CELLS, [1, 2, 3], FORMATS))
+@pytest.mark.parametrize(("cell", "units", "dtype"), each_value(pairwise([*CELLS], [1, 2, 3], FORMATS)))
 def test_the_variance_of_a_sample_is_wrong(monkeypatch, passes_alone, cell, units, dtype):
     """Dividing by n - 1 rather than by n is the same as multiplying the gains by sqrt((n - 1) / n)."""
     forward = type(eager).forward

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import math
-import multiprocessing
 import os
 import re
 import signal
@@ -28,10 +27,11 @@ from gatewise.testing.trials.setting import program_of
 from gatewise.testing.trials.tensors import make
 from gatewise.testing.trials.times import PARTS
 from tests.pairwise import each_value, pairwise
+from tests.programs import processes_that_start_fast
 
 # The same settings on every machine; for others and for more: python -m gatewise.testing.trials --device cpu.
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 11))]
-SETTINGS = 90  # of each seed; ten seconds on one core
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 21))]
+SETTINGS = 45  # of each seed; five seconds on one core
 SECONDS = 10.0  # on a GPU
 
 pytestmark = pytest.mark.usefixtures("passes_alone")
@@ -113,6 +113,35 @@ def test_masks_other_than_those_of_the_reference_are_wrong(rate, mode, monkeypat
         trial(setting)
 
 
+def test_the_gradient_of_a_dropped_matrix_is_held_to_the_error_of_its_kept_elements(monkeypatch):
+    # The kept elements of one gradient are small sums of large terms: PyTorch's float32 errors are 3e-6 of them, and
+    # 3e-7 of all elements.
+    setting = Setting(
+        time=42,
+        batch=19,
+        input_size=3,
+        num_layers=2,
+        kernel="eager",
+        lengths="uint8",
+        states="given",
+        above="y h c",
+        reverse=True,
+        weight_dropout=0.5,
+        calls=1,
+        seed=1538881930,
+    )
+    trial(setting)
+    original = type(eager).backward
+
+    def wrong(self, *given):
+        found = original(self, *given)
+        return found._replace(weights=tuple(weight * (1 + 5e-5) for weight in found.weights))
+
+    monkeypatch.setattr(type(eager), "backward", wrong)
+    with pytest.raises(Wrong, match="call 1: dweight_ih_l0: relative error 5"):
+        trial(setting)
+
+
 @pytest.mark.parametrize(
     ("cell", "rate"),
     [
@@ -125,7 +154,7 @@ def test_masks_other_than_those_of_the_reference_are_wrong(rate, mode, monkeypat
 )
 @pytest.mark.parametrize("mode", ["eager", "no_grad", "compile"])
 def test_a_nan_is_seen_in_units_that_keep_their_state(mode, cell, rate):
-    for seed in range(4):
+    for seed in range(1 if mode == "compile" else 4):
         trial(Setting(time=6, batch=2, hidden_size=2, cell=cell, mode=mode, poison="x", seed=seed, **{rate: 0.5}))
 
 
@@ -454,7 +483,7 @@ def _sends(pipe, messages, status):
 
 def _received(tally, *messages, status=None):
     """Return a process, and its pipe, that has sent messages and does not end, or ends with a status."""
-    context = multiprocessing.get_context("spawn")
+    context = processes_that_start_fast()
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_sends, args=(there, messages, status), daemon=True)
     process.start()
@@ -603,15 +632,16 @@ sys.exit(__main__.main())
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.exhaustive)]
 )
-def test_a_run_that_is_terminated_prints_its_results(tmp_path, number, status):
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_a_run_that_is_terminated_prints_its_results(tmp_path, number, status, processes):
     record = tmp_path / "trials.jsonl"
     command = [sys.executable, "-c", TELLS, "--device", "cpu", "--seconds", "600"]
-    command += ["--processes", "2", "--record", str(record)]
+    command += ["--processes", str(processes), "--record", str(record)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, text=True) as run:
         limit = threading.Timer(120, os.killpg, (run.pid, signal.SIGKILL))
         limit.start()
         try:
-            while run.stdout.readline() not in ("counted 4\n", ""):
+            while run.stdout.readline() not in ("counted 2\n", ""):
                 pass
             os.killpg(run.pid, number)
             out, _ = run.communicate(timeout=60)
@@ -622,7 +652,7 @@ def test_a_run_that_is_terminated_prints_its_results(tmp_path, number, status):
     found = json.loads(record.read_text())
     assert found["interrupted"]
     assert found["wrong"] == 0
-    assert found["settings"] >= 4
+    assert found["settings"] >= 2
     assert run.returncode == status
 
 
