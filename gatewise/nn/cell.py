@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from gatewise.nn import torchscript
 from gatewise.nn.arguments import check_pair, check_step, checked_sizes
+from gatewise.nn.call_errors import CALL_ERRORS, restate_step
 from gatewise.nn.pytorch_layer import weights_of_cell
 from gatewise.nn.symbolic import recorded
 
@@ -70,11 +71,15 @@ class LSTMCell(nn.LSTMCell):
         if hx is not None:
             check_pair(hx)
         check_step(input, hx, self.input_size, self.hidden_size, weights[0].dtype)
-        if input.dim() == 2:
-            return _step(self, input, hx, weights)
-        hx = None if hx is None else (hx[0].unsqueeze(0), hx[1].unsqueeze(0))
-        h, c = _step(self, input.unsqueeze(0), hx, weights)
-        return h.squeeze(0), c.squeeze(0)
+        try:
+            if input.dim() == 2:
+                return _step(self, input, hx, weights)
+            row = None if hx is None else (hx[0].unsqueeze(0), hx[1].unsqueeze(0))
+            h, c = _step(self, input.unsqueeze(0), row, weights)
+            return h.squeeze(0), c.squeeze(0)
+        except CALL_ERRORS as error:
+            restate_step(error, input, hx, weights[0])
+            raise
 
     __prepare_scriptable__ = torchscript.scriptable
     _slow_forward = torchscript.traced

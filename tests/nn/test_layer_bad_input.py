@@ -110,7 +110,7 @@ def test_dtypes_must_agree_outside_of_autocast():
         nn.LSTM(3, 4)(x)
     assert isinstance(raised.value, theirs.type)
     states = torch.zeros(2, 1, 2, 4, dtype=torch.float64)
-    with pytest.raises(DtypeError, match="like x") as raised:
+    with pytest.raises(DtypeError, match=r"`hx\[0\]` must be torch.float32 like input") as raised:
         LSTM(3, 4)(x.float(), tuple(states))
     with pytest.raises(RuntimeError) as theirs:
         nn.LSTM(3, 4)(x.float(), tuple(states))
