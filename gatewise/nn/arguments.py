@@ -98,7 +98,8 @@ def check_layer_options(
     """Check the options of a layer."""
     check_flag("bias", bias)
     check_flag("batch_first", batch_first)
-    if not isinstance(bidirectional, int):  # PyTorch's layers accept 0 and 1 too, and some programs pass them
+    # PyTorch's layers accept 0 and 1 too, and some programs pass them.
+    if not isinstance(bidirectional, int) or bidirectional not in (0, 1):
         raise ArgumentError(sentence("bidirectional", "True or False", repr(bidirectional)))
     check_dropout(dropout)
     check_name(kernel, "kernel")
