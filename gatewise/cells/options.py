@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable
+from typing import Any
 
 
 def check_choice(option: str, value: object, allowed: Iterable[str]) -> None:
@@ -34,7 +35,7 @@ def check_flag(option: str, value: object) -> None:
         raise ValueError(f"`{option}` must be True or False, got {value!r}.")
 
 
-def checked_number(option: str, value: object, *, positive: bool = False, otherwise: str = "") -> float:
+def checked_number(option: str, value: Any, *, positive: bool = False, otherwise: str = "") -> float:
     """Return a number, which may be one of NumPy, as a number of Python.
 
     The name of a cell contains its options, and a number of Python can be read from the name again.
@@ -48,8 +49,8 @@ def checked_number(option: str, value: object, *, positive: bool = False, otherw
     Raises:
         ValueError: It is no finite number, or not greater than 0 although it must be.
     """
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or (positive and not value > 0):
+    number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    if not math.isfinite(number) or (positive and number <= 0):
         kind = "positive" if positive else "finite"
         raise ValueError(f"`{option}` must be a {kind} number{otherwise}, got {value!r}.")
-    return value if type(value) in (int, float) else float(value)
+    return value if type(value) is int else number

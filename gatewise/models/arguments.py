@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +30,14 @@ def check_sizes(sizes: Mapping[str, object]) -> None:
             raise ArgumentError(sentence(name, "a positive integer", repr(size)))
 
 
-def check_rates(rates: Mapping[str, object]) -> None:
+def check_rates(rates: Mapping[str, Any]) -> None:
     """Check that rates, by their names, are probabilities below 1.
 
     Raises:
         ArgumentError: One of them is not.
     """
     for name, rate in rates.items():
-        if isinstance(rate, bool) or not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
+        if isinstance(rate, bool) or not isinstance(rate, numbers.Real) or not 0 <= float(rate) < 1:
             raise ArgumentError(sentence(name, "a probability in [0, 1)", repr(rate)))
 
 
