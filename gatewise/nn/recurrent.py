@@ -19,6 +19,7 @@ from gatewise.nn import init
 from gatewise.nn.arguments import (
     check_cell,
     check_compiled,
+    check_dtype,
     check_layer_options,
     check_rate,
     checked_candidate_dropout,
@@ -163,6 +164,7 @@ class Recurrent(nn.Module):
         input_size, hidden_size, num_layers, _ = checked_sizes(input_size, hidden_size, num_layers)
         bias = cell.bias if bias is None else bias
         check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory, reverse)
+        check_dtype(dtype)
         heads, recurrent_rank = checked_structure(heads, recurrent_rank, hidden_size)
         warn_of_idle_dropout(dropout, num_layers)
         self.cell = cell

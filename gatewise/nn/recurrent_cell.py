@@ -14,7 +14,15 @@ from gatewise.functional.arguments import check_name
 from gatewise.functional.differentiable import recurrent
 from gatewise.functional.resets import check_resets
 from gatewise.nn import init
-from gatewise.nn.arguments import check_cell, check_compiled, check_flag, check_step, checked_sizes, refuse_script
+from gatewise.nn.arguments import (
+    check_cell,
+    check_compiled,
+    check_dtype,
+    check_flag,
+    check_step,
+    checked_sizes,
+    refuse_script,
+)
 from gatewise.nn.call_errors import CALL_ERRORS, restate_step
 from gatewise.nn.recurrent_matrix import checked_structure, initialise_, matrix_of, shapes_of
 from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
@@ -92,6 +100,7 @@ class RecurrentCell(nn.Module):
         bias = cell.bias if bias is None else bias
         check_flag("bias", bias)
         check_name(kernel, "kernel")
+        check_dtype(dtype)
         heads, recurrent_rank = checked_structure(heads, recurrent_rank, hidden_size)
         self.cell = cell
         self.input_size = input_size
