@@ -10,6 +10,7 @@ import torch
 from gatewise.cells.candidate import candidate
 from gatewise.cells.cell import Cell, Initial
 from gatewise.cells.normalization import standardized
+from gatewise.cells.options import check_choice, check_flag, checked_number
 
 GATES = ("r", "z", "n")
 
@@ -40,7 +41,7 @@ class LayerNormGRU(Cell):
         centered: Whether means are subtracted; if not, the normalization is that of RMS.
 
     Raises:
-        ValueError: `gates` has another value.
+        ValueError: An option has a value that it cannot have.
 
     Source: Hafner et al., "Mastering diverse domains through world models" (2023); haste (LMNT, 2020).
     """
@@ -57,12 +58,13 @@ class LayerNormGRU(Cell):
         update_bias: float | None = None,
         centered: bool = True,
     ) -> None:
-        if gates not in ("joint", "apart"):
-            raise ValueError(f"`gates` must be 'joint' or 'apart', got {gates!r}.")
+        check_choice("gates", gates, ("joint", "apart"))
+        check_flag("centered", centered)
         is_joint = gates == "joint"
         self.normalized_gates, self.centered = gates, centered
-        self.eps = (1e-3 if is_joint else 1e-5) if eps is None else eps
-        self.update_bias = (-1.0 if is_joint else 0.0) if update_bias is None else update_bias
+        self.eps = checked_number("eps", (1e-3 if is_joint else 1e-5) if eps is None else eps, positive=True)
+        added = (-1.0 if is_joint else 0.0) if update_bias is None else update_bias
+        self.update_bias = checked_number("update_bias", added)
         self.name = self._named()
 
     def __setattr__(self, attribute: str, value: object) -> None:

@@ -12,6 +12,7 @@ import torch
 from gatewise.cells.candidate import candidate
 from gatewise.cells.cell import Cell, Initial
 from gatewise.cells.normalization import standardized
+from gatewise.cells.options import check_choice, check_flag, checked_number
 
 GATES = ("i", "f", "g", "o")
 
@@ -85,17 +86,16 @@ class LayerNormLSTM(Cell):
         clip: float | None = None,
         bias: bool = False,
     ) -> None:
-        for option, value, allowed in (
-            ("gates", gates, ("apart", "joint", "each", "none")),
-            ("cell", cell, ("output", "carried", "both", "none")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"`{option}` must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
-        if clip is not None and not clip > 0:
-            raise ValueError(f"`clip` must be a positive number or None, got {clip!r}.")
+        check_choice("gates", gates, ("apart", "joint", "each", "none"))
+        check_choice("cell", cell, ("output", "carried", "both", "none"))
+        for option, value in (("hidden", hidden), ("shift", shift), ("bias", bias)):
+            check_flag(option, value)
         self.normalized_gates, self.normalized_cell, self.normalized_hidden = gates, cell, hidden
-        self.shift, self.eps, self.gain_offset = shift, eps, gain_offset
-        self.forget_bias, self.clip, self.bias = forget_bias, clip, bias
+        self.shift, self.bias = shift, bias
+        self.eps = checked_number("eps", eps, positive=True)
+        self.gain_offset = checked_number("gain_offset", gain_offset)
+        self.forget_bias = checked_number("forget_bias", forget_bias)
+        self.clip = None if clip is None else checked_number("clip", clip, positive=True, otherwise=" or None")
         self.name = self._named()
 
     def __setattr__(self, attribute: str, value: object) -> None:
@@ -115,8 +115,7 @@ class LayerNormLSTM(Cell):
         Raises:
             ValueError: There is no such form, or an option has a value that it cannot have.
         """
-        if form not in FORMS:
-            raise ValueError(f"`form` must be one of {', '.join(map(repr, FORMS))}, got {form!r}.")
+        check_choice("form", form, FORMS)
         return cls(**{**FORMS[form], **options})
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gatewise.cells.cell import Cell
+from gatewise.cells.options import check_choice
 
 _FUNCTIONS = {"tanh": torch.tanh, "relu": torch.relu}
 
@@ -29,8 +30,7 @@ class RNN(Cell):
     gates = ("z",)
 
     def __init__(self, nonlinearity: str = "tanh") -> None:
-        if nonlinearity not in _FUNCTIONS:
-            raise ValueError(f"`nonlinearity` must be 'tanh' or 'relu', got {nonlinearity!r}.")
+        check_choice("nonlinearity", nonlinearity, _FUNCTIONS)
         self.nonlinearity = nonlinearity
 
     @property

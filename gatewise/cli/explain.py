@@ -54,8 +54,8 @@ def explain(
         ),
     ] = "",
     hidden: Annotated[
-        int, typer.Option(help="The number of hidden units.", show_default=False, rich_help_panel=_CALL)
-    ] = 0,
+        int | None, typer.Option(help="The number of hidden units.", show_default=False, rich_help_panel=_CALL)
+    ] = None,
     cell: Annotated[str, typer.Option(help=f"One of {', '.join(_LAYERS)}.", rich_help_panel=_CALL)] = "lstm",
     layers: Annotated[int, typer.Option(help="The number of layers.", rich_help_panel=_CALL)] = 1,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp64.", rich_help_panel=_CALL)] = "fp32",
@@ -121,6 +121,8 @@ def explain(
         return
     if not shape:
         raise ArgumentError("`--input` is missing. For example: gatewise explain --input 100,64,512 --hidden 512")
+    if hidden is None:
+        raise ArgumentError("`--hidden` is missing. For example: gatewise explain --input 100,64,512 --hidden 512")
     SIZE.check("--hidden", hidden)
     LAYERS.check("--layers", layers)
     if cell not in _LAYERS:

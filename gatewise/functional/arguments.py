@@ -262,7 +262,7 @@ def check_input(x: Tensor | Form, found: Structure, *, packed: bool) -> None:
     if len(shape) != (2 if packed else 3):
         raise ShapeError(sentence("x", f"of rank {expected}", f"rank {len(shape)} with shape {list(shape)}"))
     if shape[-1] != found.input_size:
-        advice = "The last dimension of x is the input size of the weights."
+        advice = "The last dimension is the input size of the weights."
         raise ShapeError(sentence("x", f"of {found.input_size} features", f"{shape[-1]} in {list(shape)}", advice))
     if x.dtype != found.dtype:
         raise DtypeError(sentence("x", f"{found.dtype} like the weights", x.dtype, "Convert one with .to(dtype)."))

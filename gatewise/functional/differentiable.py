@@ -28,7 +28,7 @@ from gatewise.functional.operators import traced
 from gatewise.functional.passes import with_masks
 from gatewise.functional.plan import Particulars
 from gatewise.functional.reversal import Reversal
-from gatewise.functional.torchscript import recorded
+from gatewise.functional.torchscript import recorded, recorded_by_steps
 from gatewise.functional.weights import NestedWeights, flattened
 from gatewise.selection import AUTO, REFERENCE, differentiable_steps
 
@@ -180,8 +180,11 @@ def recurrent(
         x = order.reordered(x)
     found = None
     if not compiling and torch._C._is_tracing():
-        options = bidirectional, dropout, cell_of_mode(cell), resets
-        found = recorded(x, _pair(state), flat, lengths, batch_sizes, *options)
+        stated, ragged = cell_of_mode(cell), (lengths, batch_sizes)
+        found = recorded(x, _pair(state), flat, *ragged, bidirectional, dropout, stated, resets)
+        if found is None:
+            options = bidirectional, dropout, kernel, memory, stated, resets
+            found = recorded_by_steps(x, state, flat, *ragged, *options)
     if found is None:
         options = lengths, batch_sizes, bidirectional, dropout, kernel, memory
         if compiling or x.is_meta:

@@ -11,11 +11,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from gatewise.cells import Cell
-from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.errors import ArgumentError, KernelRefused, sentence
 from gatewise.contract.pytorch import in_pytorch
+from gatewise.contract.saved import Inputs
+from gatewise.functional.execution import prepare
 from gatewise.functional.export import by_pytorch
+from gatewise.functional.initial_states import initial_states
 from gatewise.functional.lengths import as_tensor
+from gatewise.functional.passes import PlainPyTorch
 from gatewise.functional.weights import Structure, structure_while_traced
+from gatewise.selection import AUTO, REFERENCE, preference
 
 
 def recorded(
@@ -60,6 +65,64 @@ def recorded(
         return _padded(found, x, state, flat, lengths, dropout, cell)
     h0, c0 = _zeros(found, x, x.shape[1] if batch_sizes is None else batch_sizes[0], cell) if state is None else state
     return by_pytorch(found, x, h0, c0, flat, batch_sizes, dropout, cell)
+
+
+def recorded_by_steps(
+    x: Tensor,
+    state: tuple[Tensor, ...] | None,
+    flat: tuple[Tensor, ...],
+    lengths: Tensor | Sequence[int] | None,
+    batch_sizes: Tensor | None,
+    bidirectional: bool,
+    dropout: float,
+    kernel: str,
+    memory: str,
+    cell: Cell,
+    resets: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute a call that PyTorch has no operator for by operators for each step; the tracer records these T steps.
+
+    A tracer records neither the launches of a kernel nor a function with a backward pass of its own.
+
+    Args:
+        x: The input [T, B, I], or [N, I] with `batch_sizes`.
+        state: The initial states, or None.
+        flat: The weights in torch's flat order.
+        lengths: The lengths [B], or None.
+        batch_sizes: The batch size at each step [T] of a packed batch, or None.
+        bidirectional: Whether every layer has a reverse direction.
+        dropout: The probability of dropping an output between layers.
+        kernel: "auto", or the name of the reference kernel.
+        memory: "normal" or "lean", which makes no difference.
+        cell: The cell.
+        resets: The steps at which episodes begin [T, B], or None.
+
+    Raises:
+        KernelRefused: Another kernel is named.
+    """
+    wanted = preference(kernel)
+    if wanted.kernel not in (AUTO, REFERENCE.name):
+        expectation = f"{AUTO!r} or {REFERENCE.name!r} in torch.jit.trace for a call that PyTorch has no operator for"
+        advice = "Name no kernel, or use torch.compile or torch.export."
+        raise KernelRefused(sentence("kernel", expectation, repr(wanted.kernel), advice))
+    needs_grad = torch.is_grad_enabled() and any(each.requires_grad for each in (x, *(state or ()), *flat))
+    options = lengths, batch_sizes, bidirectional, dropout, needs_grad, REFERENCE.name, memory, cell, None, resets
+    with _not_recorded():  # a plan with sizes that are tensors of one graph would be found again for another graph
+        plan, _ = prepare(x, state, flat, *options)
+    if lengths is not None:
+        lengths = (lengths if isinstance(lengths, Tensor) else as_tensor(lengths)).to(torch.int64)
+    if state is None:
+        rows, _, size = plan.h0_shape
+        batch: Any = x.shape[1] if batch_sizes is None else batch_sizes[0]
+        zeros = x.new_zeros(rows, batch, size), x.new_zeros(rows, batch, plan.problem.states_size)
+        h0, c0 = initial_states(cell, *zeros)
+    else:
+        h0, c0 = state if len(state) == 2 else (state[0], state[0].new_zeros(*state[0].shape[:2], 0))
+    given = Inputs(x, h0, c0, flat, lengths, batch_sizes, resets=None if resets is None else resets.bool())
+    # The tracer checks the graph of a call with gradients by recording one without them, which must be the same one.
+    with torch.enable_grad():
+        result = PlainPyTorch().recorded(plan.problem, given)
+    return result.y, result.h_n, result.c_n
 
 
 def _padded(

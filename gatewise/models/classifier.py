@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.errors import ArgumentError, ShapeError, sentence
+from gatewise.models.arguments import TOKEN_ERRORS, check_lengths_of, check_rates, check_sizes, check_targets
 from gatewise.nn import LSTM
 
 POOLINGS = ("mean", "last", "max")
@@ -63,14 +65,10 @@ class SequenceClassifier(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        for name, size in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
-            if size < 1:
-                raise ArgumentError(sentence(name, "a positive integer", size))
-        if classes < 0 or classes == 1:
-            raise ArgumentError(sentence("classes", "at least 2, or 0 to predict a number", classes))
-        for name, rate in (("dropout", dropout), ("layer_dropout", layer_dropout)):
-            if not 0 <= rate < 1:
-                raise ArgumentError(sentence(name, "a probability in [0, 1)", rate))
+        check_sizes({"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers})
+        if not isinstance(classes, numbers.Integral) or classes < 0 or classes == 1:
+            raise ArgumentError(sentence("classes", "at least 2, or 0 to predict a number", repr(classes)))
+        check_rates({"dropout": dropout, "layer_dropout": layer_dropout})
         if pooling not in POOLINGS:
             raise ArgumentError(sentence("pooling", f"one of {', '.join(POOLINGS)}", repr(pooling)))
         self.classes = classes
@@ -135,11 +133,26 @@ class SequenceClassifier(nn.Module):
         """
         answer = self._answer(batch.inputs, batch.lengths)
         if self.classes:
-            return functional.cross_entropy(answer, batch.targets), None
+            try:
+                return functional.cross_entropy(answer, batch.targets), None
+            except TOKEN_ERRORS as error:
+                check_targets(batch.targets, answer.shape[:1], self.classes, error)
+                raise
+        if batch.targets.shape != answer.shape[:1]:  # otherwise it would be broadcast
+            expectation = f"one number for each sequence, {list(answer.shape[:1])}"
+            raise ShapeError(sentence("targets", expectation, list(batch.targets.shape)))
         wanted = (batch.targets - self.target_mean) / self.target_scale
         return functional.mse_loss(answer.squeeze(-1).float(), wanted), None
 
     def _answer(self, inputs: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+        if lengths is not None:
+            check_lengths_of("lengths", lengths)
+        features = len(self.input_mean)
+        if not isinstance(inputs, torch.Tensor) or not inputs.dim() or inputs.shape[-1] != features:
+            got = list(inputs.shape) if isinstance(inputs, torch.Tensor) else type(inputs).__name__
+            raise ShapeError(sentence("inputs", f"a tensor [T, B, F] of F = {features} features", got))
+        if not inputs.shape[0]:
+            raise ShapeError(sentence("inputs", "of at least one step, [T, B, F]", list(inputs.shape)))
         hidden, (last, _) = self.lstm((inputs - self.input_mean) / self.input_scale, lengths=lengths)
         return self.output(self.output_dropout(self._pooled(hidden, last, lengths)))
 

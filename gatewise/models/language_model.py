@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from torch import nn
 
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.ranges import AMOUNT
+from gatewise.models.arguments import TOKEN_ERRORS, check_flags, check_rates, check_sizes, check_targets, embedded
 from gatewise.models.chunked_softmax import mean_token_loss
 from gatewise.models.locked_dropout import LockedDropout, with_dropped_words
 from gatewise.models.lstm_stack import LSTMStack, StackState
@@ -86,9 +89,7 @@ class LanguageModel(nn.Module):
             "hidden_size": hidden_size,
             "num_layers": num_layers,
         }
-        for name, size in sizes.items():
-            if size < 1:
-                raise ArgumentError(sentence(name, "a positive integer", size))
+        check_sizes(sizes)
         if last_hidden_size and num_layers == 1:
             advice = "Set `hidden_size`."
             raise ArgumentError(sentence("last_hidden_size", "0 for one layer", last_hidden_size, advice))
@@ -99,13 +100,13 @@ class LanguageModel(nn.Module):
             "word_dropout": word_dropout,
             "weight_dropout": weight_dropout,
         }
-        for name, rate in rates.items():
-            if not 0 <= rate < 1:
-                raise ArgumentError(sentence(name, "a probability in [0, 1)", rate))
+        check_rates(rates)
+        check_flags({"locked": locked, "tied": tied})
+        if isinstance(last_hidden_size, bool) or not isinstance(last_hidden_size, numbers.Integral):
+            raise ArgumentError(sentence("last_hidden_size", "an integer", repr(last_hidden_size)))
         amounts = {"last_hidden_size": last_hidden_size, "activation_penalty": activation_penalty}
         for name, amount in (amounts | {"change_penalty": change_penalty}).items():
-            if not amount >= 0:
-                raise ArgumentError(sentence(name, "0 or more", amount))
+            AMOUNT.check(name, amount)
         self.word_dropout = word_dropout
         self.activation_penalty, self.change_penalty = activation_penalty, change_penalty
         dropped = LockedDropout if locked else nn.Dropout
@@ -169,9 +170,13 @@ class LanguageModel(nn.Module):
         Returns:
             The loss in nats per token, a scalar; and the state after the last step, still attached to the graph.
         """
-        plain, dropped, state = self._outputs(batch.inputs, state)
+        plain, dropped, state = self._outputs(batch.inputs, state, "inputs")
         rows, targets = self._narrow(dropped).flatten(0, 1), batch.targets.flatten()
-        loss = mean_token_loss(rows, self.output.weight, self.output.bias, targets)
+        try:
+            loss = mean_token_loss(rows, self.output.weight, self.output.bias, targets)
+        except TOKEN_ERRORS as error:
+            check_targets(batch.targets, batch.inputs.shape, self.output.out_features, error)
+            raise
         if self.training:
             for penalty in self._penalties(plain, dropped):
                 loss = loss + (penalty - penalty.detach())
@@ -183,10 +188,10 @@ class LanguageModel(nn.Module):
         return [self.lstm] if isinstance(self.lstm, LSTM) else [*self.lstm.layers]  # type: ignore[list-item]
 
     def _outputs(
-        self, tokens: torch.Tensor, state: LanguageState | None
+        self, tokens: torch.Tensor, state: LanguageState | None, name: str = "tokens"
     ) -> tuple[torch.Tensor, torch.Tensor, LanguageState]:
         """Return the output of the last LSTM layer without and with dropout, and the state."""
-        inputs = self.embedding(tokens)
+        inputs = embedded(self.embedding, name, tokens)
         if self.training and self.word_dropout:
             inputs = with_dropped_words(inputs, tokens, self.embedding.num_embeddings, self.word_dropout)
         plain, after = self.lstm(self.embedding_dropout(inputs), state)

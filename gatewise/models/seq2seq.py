@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -12,6 +13,15 @@ from gatewise import feeding
 from gatewise.attention import Score
 from gatewise.attention.choice import AUTO, kernel_named
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.models.arguments import (
+    TOKEN_ERRORS,
+    check_flags,
+    check_lengths_of,
+    check_rates,
+    check_sizes,
+    check_targets,
+    embedded,
+)
 from gatewise.models.chunked_softmax import weighted_token_loss
 from gatewise.models.locked_dropout import with_dropped_words
 from gatewise.nn import LSTM, LSTMCell
@@ -148,9 +158,7 @@ class Seq2Seq(nn.Module):
             "encoder_layers": encoder_layers,
             "decoder_layers": decoder_layers,
         }
-        for name, size in sizes.items():
-            if size < 1:
-                raise ArgumentError(sentence(name, "a positive integer", size))
+        check_sizes(sizes if attention_size == 0 else sizes | {"attention_size": attention_size})
         if hidden_size % 2:
             advice = "Each direction of the first encoder layer has half of the units."
             raise ArgumentError(sentence("hidden_size", "even", hidden_size, advice))
@@ -161,9 +169,10 @@ class Seq2Seq(nn.Module):
             "weight_dropout": weight_dropout,
             "label_smoothing": label_smoothing,
         }
-        for name, rate in rates.items():
-            if not 0 <= rate < 1:
-                raise ArgumentError(sentence(name, "a probability in [0, 1)", rate))
+        check_rates(rates)
+        check_flags({"input_feeding": input_feeding, "attention_layer_norm": attention_layer_norm})
+        if isinstance(padding, bool) or not isinstance(padding, numbers.Integral):
+            raise ArgumentError(sentence("padding", "an integer, the number of a token", repr(padding)))
         if input_feeding and weight_dropout:
             advice = "Disable input feeding: the cells of its decoder have no dropout of weights."
             raise ArgumentError(sentence("weight_dropout", "0 with input feeding", weight_dropout, advice))
@@ -256,15 +265,19 @@ class Seq2Seq(nn.Module):
         attended = self._attended(*self.encode(batch.source, batch.source_lengths), batch.inputs)
         rows, targets = self._narrowed(attended).flatten(0, 1), batch.targets.flatten()
         shares = (targets != self.padding) * batch.token_weight
-        loss = weighted_token_loss(
-            rows,
-            self.output.weight,
-            self.output.bias,
-            targets,
-            shares,
-            chunk_rows=self.output_rows,
-            label_smoothing=self.label_smoothing if self.training else 0.0,
-        )
+        try:
+            loss = weighted_token_loss(
+                rows,
+                self.output.weight,
+                self.output.bias,
+                targets,
+                shares,
+                chunk_rows=self.output_rows,
+                label_smoothing=self.label_smoothing if self.training else 0.0,
+            )
+        except TOKEN_ERRORS as error:
+            check_targets(batch.targets, batch.inputs.shape, self.output.out_features, error)
+            raise
         return loss, None
 
     def encode(self, source: Tensor, lengths: Tensor) -> tuple[Memory, DecoderState]:
@@ -277,8 +290,9 @@ class Seq2Seq(nn.Module):
         Returns:
             The memory that attention reads, and the decoder's initial state.
         """
+        check_lengths_of("lengths", lengths)
         first, *more = self.encoder
-        values, (final, _) = first(self._embedded(self.source_embedding, source), lengths=lengths)
+        values, (final, _) = first(self._embedded(self.source_embedding, "source", source), lengths=lengths)
         final = torch.cat(tuple(final), -1)
         for layer in more:
             values, (states, _) = layer(self.layer_dropout(values), lengths=lengths)
@@ -299,7 +313,7 @@ class Seq2Seq(nn.Module):
         Returns:
             The logits of the next token [B, target_size], the next state, and the attention weights [B, S].
         """
-        inputs = self._embedded(self.target_embedding, tokens)
+        inputs = self._embedded(self.target_embedding, "tokens", tokens)
         if self.input_feeding:
             hidden, cell = self._cells(inputs, state)
         else:
@@ -310,18 +324,18 @@ class Seq2Seq(nn.Module):
         attended = self.dropout(self._combined(hidden[-1], context))
         return self._scores(attended), DecoderState(hidden, cell, attended), weights
 
-    def _embedded(self, table: nn.Embedding, tokens: Tensor) -> Tensor:
+    def _embedded(self, table: nn.Embedding, name: str, tokens: Tensor) -> Tensor:
         """Return the embeddings [..., E] of tokens [...], in training mode with dropped tokens and features."""
-        found = table(tokens)
+        found = embedded(table, name, tokens)
         if self.training and self.word_dropout:
             found = with_dropped_words(found, tokens, table.num_embeddings, self.word_dropout)
         return self.dropout(found)
 
     def _attended(self, memory: Memory, state: DecoderState, inputs: Tensor) -> Tensor:
         """Run the decoder over given tokens, int64 [T, B], and return its attentional outputs [T, B, H]."""
-        embedded = self._embedded(self.target_embedding, inputs)
+        read = self._embedded(self.target_embedding, "inputs", inputs)
         if not self.input_feeding:
-            hidden, _ = self.decoder(embedded, (state.hidden, state.cell))
+            hidden, _ = self.decoder(read, (state.hidden, state.cell))
             context = self.attention(hidden, memory.values, memory.lengths, keys=memory.keys)
             return self.dropout(self._combined(hidden, context))
         attention = self.attention
@@ -335,7 +349,7 @@ class Seq2Seq(nn.Module):
             attention.norm_bias,
         )
         return feeding.attended_outputs(
-            embedded,
+            read,
             feeding.State(*state),
             keys,
             memory.values,

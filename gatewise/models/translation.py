@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gatewise.contract.errors import ShapeError, sentence
 from gatewise.models.beam_search import beam_search
 from gatewise.models.greedy_search import GreedyGraphs, greedy_search
 from gatewise.models.search import Decoder, Search, Translation
@@ -28,7 +29,14 @@ def translate(
 
     Returns:
         The best `search.n_best` translations of each sentence, the best first; fewer if fewer were found.
+
+    Raises:
+        ShapeError: The source is no tensor of rank 2.
+        ArgumentError: A token is not in the vocabulary.
     """
+    if not isinstance(source, Tensor) or source.dim() != 2:
+        got = list(source.shape) if isinstance(source, Tensor) else type(source).__name__
+        raise ShapeError(sentence("source", "a tensor of tokens [S, B]", got))
     if not source.shape[1]:
         return []
     if search.beam_size == 1:

@@ -86,6 +86,32 @@ def check_flag(name: str, value: object) -> None:
         raise ArgumentError(sentence(name, "True or False", repr(value)))
 
 
+def check_dtype(dtype: object) -> None:
+    """Check that the dtype of parameters is None or a dtype whose numbers have gradients.
+
+    Raises:
+        ArgumentError: It is no dtype.
+        DtypeError: It is one of integers or bool.
+    """
+    if dtype is None:
+        return
+    if not isinstance(dtype, torch.dtype):
+        raise ArgumentError(sentence("dtype", "None or a torch.dtype", repr(dtype), "Give torch.float32, for example."))
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise DtypeError(sentence("dtype", "one of floating-point numbers", dtype, "Parameters have gradients."))
+
+
+def checked_bias(bias: object) -> bool:
+    """Return the option `bias` of a cell, for which PyTorch's cells accept 0 and 1 too.
+
+    Raises:
+        ArgumentError: It is something else.
+    """
+    if not isinstance(bias, int) or bias not in (0, 1):
+        raise ArgumentError(sentence("bias", "True or False", repr(bias)))
+    return bool(bias)
+
+
 def check_layer_options(
     bias: bool,
     batch_first: bool,
@@ -98,7 +124,8 @@ def check_layer_options(
     """Check the options of a layer."""
     check_flag("bias", bias)
     check_flag("batch_first", batch_first)
-    if not isinstance(bidirectional, int):  # PyTorch's layers accept 0 and 1 too, and some programs pass them
+    # PyTorch's layers accept 0 and 1 too, and some programs pass them.
+    if not isinstance(bidirectional, int) or bidirectional not in (0, 1):
         raise ArgumentError(sentence("bidirectional", "True or False", repr(bidirectional)))
     check_dropout(dropout)
     check_name(kernel, "kernel")

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from gatewise.attention import Score, attend
 from gatewise.attention.choice import AUTO, kernel_named
-from gatewise.contract.errors import ArgumentError, ShapeError, sentence
+from gatewise.contract.errors import ArgumentError, DtypeError, GatewiseError, ShapeError, sentence
+from gatewise.nn.call_errors import check_dense
 
 
 class Attention(nn.Module):
@@ -161,21 +162,36 @@ class Attention(nn.Module):
                 raises the other errors too.
         """
         _check_features("query", query, self.query_size)
-        if self.score == "additive":
-            query = nn.functional.linear(query, self.weight_query)  # type: ignore[arg-type]
-        return attend(
-            query,
-            self.keys(source) if keys is None else keys,
-            source,
-            lengths,
-            score=self.score,
-            v=self.v,
-            weight=self.weight,
-            norm_weight=self.norm_weight,
-            norm_bias=self.norm_bias,
-            kernel=self.kernel,
-            need_weights=need_weights,  # type: ignore[arg-type]
-        )
+        try:
+            projected = query
+            if self.score == "additive":
+                projected = nn.functional.linear(query, self.weight_query)  # type: ignore[arg-type]
+            return attend(
+                projected,
+                self.keys(source) if keys is None else keys,
+                source,
+                lengths,
+                score=self.score,
+                v=self.v,
+                weight=self.weight,
+                norm_weight=self.norm_weight,
+                norm_bias=self.norm_bias,
+                kernel=self.kernel,
+                need_weights=need_weights,  # type: ignore[arg-type]
+            )
+        except RuntimeError as error:
+            if not isinstance(error, GatewiseError):
+                self._explain(error, query, source)
+            raise
+
+    def _explain(self, error: Exception, query: Tensor, source: Tensor) -> None:
+        """Raise the error of a call that PyTorch has refused for the kind of a tensor."""
+        like = next(self.parameters(), source)
+        for name, tensor in (("query", query), ("source", source)):
+            check_dense(name, tensor, error)
+            if tensor.dtype != like.dtype and not torch._C._is_any_autocast_enabled():
+                advice = "Convert one of them with .to(dtype)."
+                raise DtypeError(sentence(name, f"{like.dtype} like the parameters", tensor.dtype, advice)) from error
 
     def extra_repr(self) -> str:
         """Return the sizes and the score."""

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from gatewise.nn import torchscript
-from gatewise.nn.arguments import check_pair, check_step, checked_sizes
+from gatewise.nn.arguments import check_dtype, check_pair, check_step, checked_bias, checked_sizes
+from gatewise.nn.call_errors import CALL_ERRORS, restate_step
 from gatewise.nn.pytorch_layer import weights_of_cell
 from gatewise.nn.symbolic import recorded
 
@@ -42,8 +43,9 @@ class LSTMCell(nn.LSTMCell):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        check_dtype(dtype)
         sizes = checked_sizes(input_size, hidden_size, least_input=0)
-        super().__init__(sizes.input_size, sizes.hidden_size, bool(bias), device, dtype)
+        super().__init__(sizes.input_size, sizes.hidden_size, checked_bias(bias), device, dtype)
 
     def forward(
         self,
@@ -70,11 +72,15 @@ class LSTMCell(nn.LSTMCell):
         if hx is not None:
             check_pair(hx)
         check_step(input, hx, self.input_size, self.hidden_size, weights[0].dtype)
-        if input.dim() == 2:
-            return _step(self, input, hx, weights)
-        hx = None if hx is None else (hx[0].unsqueeze(0), hx[1].unsqueeze(0))
-        h, c = _step(self, input.unsqueeze(0), hx, weights)
-        return h.squeeze(0), c.squeeze(0)
+        try:
+            if input.dim() == 2:
+                return _step(self, input, hx, weights)
+            row = None if hx is None else (hx[0].unsqueeze(0), hx[1].unsqueeze(0))
+            h, c = _step(self, input.unsqueeze(0), row, weights)
+            return h.squeeze(0), c.squeeze(0)
+        except CALL_ERRORS as error:
+            restate_step(error, input, hx, weights[0])
+            raise
 
     __prepare_scriptable__ = torchscript.scriptable
     _slow_forward = torchscript.traced

@@ -15,6 +15,7 @@ from gatewise.contract.problem import NORMAL
 from gatewise.functional.differentiable import recurrent
 from gatewise.nn import pytorch_layer, torchscript
 from gatewise.nn.arguments import check_pair
+from gatewise.nn.call_errors import CALL_ERRORS, restate
 from gatewise.nn.pytorch_layer import check_options_were_given, weights_of
 from gatewise.nn.sequences import run_one, run_packed, time_first
 from gatewise.nn.stream import stream
@@ -169,27 +170,31 @@ class LSTM(nn.LSTM):
         padded = isinstance(input, Tensor)
         if not padded and not isinstance(input, PackedSequence):
             return recorded(self, input, hx=hx, lengths=lengths, resets=resets)
-        if hx is not None:
-            check_pair(hx)
-        if not padded:
-            run = functools.partial(_run, self)
-            packed, (h_n, c_n) = run_packed(run, input, hx, lengths, "[L*D, B, R] and [L*D, B, H]", resets)
-            return packed, (h_n, c_n)
-        rank = input.dim()
-        if rank == 2:
-            run = functools.partial(_run, self)
-            y, (h_n, c_n) = run_one(run, input, hx, lengths, "[L*D, R] and [L*D, H]", resets)
-            return y, (h_n, c_n)
-        if rank != 3:
-            arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
-            expectation = f"{arrangement}, or [T, I] for one sequence"
-            raise ShapeError(sentence("input", expectation, f"rank {rank} with shape {list(input.shape)}"))
-        if not self.batch_first:
-            return _run(self, input, hx, lengths=lengths, resets=resets)
-        if resets is not None:
-            resets = time_first(resets, input.shape[:2])
-        y, state = _run(self, input.transpose(0, 1), hx, lengths=lengths, resets=resets)
-        return y.transpose(0, 1), state
+        try:
+            if hx is not None:
+                check_pair(hx)
+            if not padded:
+                run = functools.partial(_run, self)
+                packed, (h_n, c_n) = run_packed(run, input, hx, lengths, "[L*D, B, R] and [L*D, B, H]", resets)
+                return packed, (h_n, c_n)
+            rank = input.dim()
+            if rank == 2:
+                run = functools.partial(_run, self)
+                y, (h_n, c_n) = run_one(run, input, hx, lengths, "[L*D, R] and [L*D, H]", resets)
+                return y, (h_n, c_n)
+            if rank != 3:
+                arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
+                expectation = f"{arrangement}, or [T, I] for one sequence"
+                raise ShapeError(sentence("input", expectation, f"rank {rank} with shape {list(input.shape)}"))
+            if not self.batch_first:
+                return _run(self, input, hx, lengths=lengths, resets=resets)
+            if resets is not None:
+                resets = time_first(resets, input.shape[:2])
+            y, state = _run(self, input.transpose(0, 1), hx, lengths=lengths, resets=resets)
+            return y.transpose(0, 1), state
+        except CALL_ERRORS as error:
+            restate(error, input, hx, self.batch_first)
+            raise
 
     stream = stream
     extra_repr = pytorch_layer.extra_repr

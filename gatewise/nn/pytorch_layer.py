@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.problem import NORMAL
-from gatewise.nn.arguments import check_layer_options, check_rate, checked_sizes, warn_of_idle_dropout
+from gatewise.nn.arguments import check_dtype, check_layer_options, check_rate, checked_sizes, warn_of_idle_dropout
 from gatewise.nn.flat_weights import flatten
 
 OPTIONS = ("kernel", "memory", "weight_dropout", "reverse")
@@ -77,6 +77,7 @@ def initialise(
         _check_names(type(layer))
     sizes = checked_sizes(input_size, hidden_size, num_layers, proj_size)
     check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory, reverse)
+    check_dtype(dtype)
     rate = check_rate("weight_dropout", weight_dropout)
     warn_of_idle_dropout(dropout, sizes.num_layers, stacklevel=4)
     nn.RNNBase.__init__(

@@ -19,6 +19,7 @@ from gatewise.nn import init
 from gatewise.nn.arguments import (
     check_cell,
     check_compiled,
+    check_dtype,
     check_layer_options,
     check_rate,
     checked_candidate_dropout,
@@ -27,6 +28,7 @@ from gatewise.nn.arguments import (
     refuse_script,
     warn_of_idle_dropout,
 )
+from gatewise.nn.call_errors import CALL_ERRORS, restate
 from gatewise.nn.recurrent_matrix import checked_structure, initialise_, matrix_of, product_of, shapes_of
 from gatewise.nn.sequences import run_one, run_packed, time_first
 from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
@@ -162,6 +164,7 @@ class Recurrent(nn.Module):
         input_size, hidden_size, num_layers, _ = checked_sizes(input_size, hidden_size, num_layers)
         bias = cell.bias if bias is None else bias
         check_layer_options(bias, batch_first, bidirectional, dropout, kernel, memory, reverse)
+        check_dtype(dtype)
         heads, recurrent_rank = checked_structure(heads, recurrent_rank, hidden_size)
         warn_of_idle_dropout(dropout, num_layers)
         self.cell = cell
@@ -237,29 +240,33 @@ class Recurrent(nn.Module):
         """
         if not isinstance(input, (Tensor, PackedSequence)):
             return recorded(self, input, hx=hx, lengths=lengths, resets=resets, return_steps=return_steps or None)
-        states = None if hx is None else checked_states(self.cell, hx)
-        if isinstance(input, PackedSequence):
-            if return_steps:
-                advice = "Give the padded batch with `lengths`."
-                raise ArgumentError(sentence("return_steps", "False for a PackedSequence", "True", advice))
-            packed, finals = run_packed(self._run, input, states, lengths, "[L*D, B, H]", resets)
-            return packed, returned_states(finals)
-        steps: list[LayerSteps] | None = [] if return_steps else None
-        run = functools.partial(self._run, steps=steps) if return_steps else self._run
-        if input.dim() == 2:
-            y, finals = run_one(run, input, states, lengths, "[L*D, H]", resets)
-            return self._result(y, finals, steps, lambda value: value.squeeze(1))
-        if input.dim() != 3:
-            arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
-            expectation = f"{arrangement}, or [T, I] for one sequence"
-            raise ShapeError(sentence("input", expectation, f"rank {input.dim()} with shape {list(input.shape)}"))
-        if resets is not None and self.batch_first:
-            resets = time_first(resets, input.shape[:2])
-        x = input.transpose(0, 1) if self.batch_first else input
-        y, finals = run(x, states, lengths=lengths, resets=resets)
-        if self.batch_first:
-            return self._result(y.transpose(0, 1), finals, steps, lambda value: value.transpose(0, 1))
-        return self._result(y, finals, steps)
+        try:
+            states = None if hx is None else checked_states(self.cell, hx)
+            if isinstance(input, PackedSequence):
+                if return_steps:
+                    advice = "Give the padded batch with `lengths`."
+                    raise ArgumentError(sentence("return_steps", "False for a PackedSequence", "True", advice))
+                packed, finals = run_packed(self._run, input, states, lengths, "[L*D, B, H]", resets)
+                return packed, returned_states(finals)
+            steps: list[LayerSteps] | None = [] if return_steps else None
+            run = functools.partial(self._run, steps=steps) if return_steps else self._run
+            if input.dim() == 2:
+                y, finals = run_one(run, input, states, lengths, "[L*D, H]", resets)
+                return self._result(y, finals, steps, lambda value: value.squeeze(1))
+            if input.dim() != 3:
+                arrangement = "[B, T, I]" if self.batch_first else "[T, B, I]"
+                expectation = f"{arrangement}, or [T, I] for one sequence"
+                raise ShapeError(sentence("input", expectation, f"rank {input.dim()} with shape {list(input.shape)}"))
+            if resets is not None and self.batch_first:
+                resets = time_first(resets, input.shape[:2])
+            x = input.transpose(0, 1) if self.batch_first else input
+            y, finals = run(x, states, lengths=lengths, resets=resets)
+            if self.batch_first:
+                return self._result(y.transpose(0, 1), finals, steps, lambda value: value.transpose(0, 1))
+            return self._result(y, finals, steps)
+        except CALL_ERRORS as error:
+            restate(error, input, hx, self.batch_first)
+            raise
 
     def _result(
         self,

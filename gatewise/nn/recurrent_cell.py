@@ -14,7 +14,16 @@ from gatewise.functional.arguments import check_name
 from gatewise.functional.differentiable import recurrent
 from gatewise.functional.resets import check_resets
 from gatewise.nn import init
-from gatewise.nn.arguments import check_cell, check_compiled, check_flag, check_step, checked_sizes, refuse_script
+from gatewise.nn.arguments import (
+    check_cell,
+    check_compiled,
+    check_dtype,
+    check_flag,
+    check_step,
+    checked_sizes,
+    refuse_script,
+)
+from gatewise.nn.call_errors import CALL_ERRORS, restate_step
 from gatewise.nn.recurrent_matrix import checked_structure, initialise_, matrix_of, shapes_of
 from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
 from gatewise.nn.symbolic import recorded
@@ -91,6 +100,7 @@ class RecurrentCell(nn.Module):
         bias = cell.bias if bias is None else bias
         check_flag("bias", bias)
         check_name(kernel, "kernel")
+        check_dtype(dtype)
         heads, recurrent_rank = checked_structure(heads, recurrent_rank, hidden_size)
         self.cell = cell
         self.input_size = input_size
@@ -148,11 +158,15 @@ class RecurrentCell(nn.Module):
         if resets is not None:
             check_resets(resets, input.shape[:-1], "[B]" if input.dim() == 2 else "[]")
         check_compiled(self.cell)
-        if input.dim() == 2:
-            return returned_states(self._step(input, states, resets, w_ih))
-        rows = None if states is None else tuple([state.unsqueeze(0) for state in states])
-        found = self._step(input.unsqueeze(0), rows, None if resets is None else resets.unsqueeze(0), w_ih)
-        return returned_states(tuple([state.squeeze(0) for state in found]))
+        try:
+            if input.dim() == 2:
+                return returned_states(self._step(input, states, resets, w_ih))
+            rows = None if states is None else tuple([state.unsqueeze(0) for state in states])
+            found = self._step(input.unsqueeze(0), rows, None if resets is None else resets.unsqueeze(0), w_ih)
+            return returned_states(tuple([state.squeeze(0) for state in found]))
+        except CALL_ERRORS as error:
+            restate_step(error, input, hx, w_ih)
+            raise
 
     def _step(
         self, x: Tensor, states: tuple[Tensor, ...] | None, resets: Tensor | None, w_ih: Tensor

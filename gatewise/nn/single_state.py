@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from gatewise.contract.errors import ShapeError, sentence
 from gatewise.functional.differentiable import recurrent
 from gatewise.nn.arguments import check_state, check_step
+from gatewise.nn.call_errors import CALL_ERRORS, restate, restate_step
 from gatewise.nn.pytorch_layer import check_options_were_given, weights_of, weights_of_cell
 from gatewise.nn.sequences import run_one, run_packed, time_first
 from gatewise.nn.symbolic import recorded
@@ -36,24 +37,28 @@ def run(
     if hx is not None:
         check_state(hx)
         states = (hx,)
-    if not padded:
-        packed, (h_n,) = run_packed(functools.partial(_run, layer), input, states, lengths, "[L*D, B, H]", resets)
-        return packed, h_n
-    rank = input.dim()
-    if rank == 2:
-        y, (h_n,) = run_one(functools.partial(_run, layer), input, states, lengths, "[L*D, H]", resets)
-        return y, h_n
-    if rank != 3:
-        arrangement = "[B, T, I]" if layer.batch_first else "[T, B, I]"
-        expectation = f"{arrangement}, or [T, I] for one sequence"
-        raise ShapeError(sentence("input", expectation, f"rank {rank} with shape {list(input.shape)}"))
-    if not layer.batch_first:
-        y, (h_n,) = _run(layer, input, states, lengths=lengths, resets=resets)
-        return y, h_n
-    if resets is not None:
-        resets = time_first(resets, input.shape[:2])
-    y, (h_n,) = _run(layer, input.transpose(0, 1), states, lengths=lengths, resets=resets)
-    return y.transpose(0, 1), h_n
+    try:
+        if not padded:
+            packed, (h_n,) = run_packed(functools.partial(_run, layer), input, states, lengths, "[L*D, B, H]", resets)
+            return packed, h_n
+        rank = input.dim()
+        if rank == 2:
+            y, (h_n,) = run_one(functools.partial(_run, layer), input, states, lengths, "[L*D, H]", resets)
+            return y, h_n
+        if rank != 3:
+            arrangement = "[B, T, I]" if layer.batch_first else "[T, B, I]"
+            expectation = f"{arrangement}, or [T, I] for one sequence"
+            raise ShapeError(sentence("input", expectation, f"rank {rank} with shape {list(input.shape)}"))
+        if not layer.batch_first:
+            y, (h_n,) = _run(layer, input, states, lengths=lengths, resets=resets)
+            return y, h_n
+        if resets is not None:
+            resets = time_first(resets, input.shape[:2])
+        y, (h_n,) = _run(layer, input.transpose(0, 1), states, lengths=lengths, resets=resets)
+        return y.transpose(0, 1), h_n
+    except CALL_ERRORS as error:
+        restate(error, input, hx, layer.batch_first)
+        raise
 
 
 def _run(
@@ -109,7 +114,11 @@ def step(cell: Any, operator: Callable[..., Tensor], input: Tensor, hx: Tensor |
         states = (hx,)
     weights = weights_of_cell(cell)
     check_step(input, states, cell.input_size, cell.hidden_size, weights[0].dtype)
-    if input.dim() == 2:
-        return operator(input, input.new_zeros(input.shape[0], cell.hidden_size) if hx is None else hx, *weights)
-    state = input.new_zeros(1, cell.hidden_size) if hx is None else hx.unsqueeze(0)
-    return operator(input.unsqueeze(0), state, *weights).squeeze(0)
+    try:
+        if input.dim() == 2:
+            return operator(input, input.new_zeros(input.shape[0], cell.hidden_size) if hx is None else hx, *weights)
+        state = input.new_zeros(1, cell.hidden_size) if hx is None else hx.unsqueeze(0)
+        return operator(input.unsqueeze(0), state, *weights).squeeze(0)
+    except CALL_ERRORS as error:
+        restate_step(error, input, hx, weights[0])
+        raise

@@ -21,6 +21,8 @@ from gatewise.contract.problem import NORMAL
 from gatewise.contract.pytorch import cell_of
 from gatewise.functional.plan import REFERENCE, decision_of, kernels_among
 from gatewise.nn import profile
+from gatewise.nn.arguments import refuse_input
+from gatewise.nn.call_errors import CALL_ERRORS, restate
 from gatewise.nn.gru import GRU
 from gatewise.nn.lstm import LSTM
 from gatewise.nn.recurrent import Recurrent
@@ -236,6 +238,8 @@ def _decision(
     return_steps: bool = False,
 ) -> Decision:
     """Return the decision for a call of a layer, from the arguments of its `forward`."""
+    if not isinstance(input, (Tensor, PackedSequence)):
+        refuse_input(input)
     batch_sizes = None
     state = (hx, hx.new_zeros(*hx.shape[:-1], 0)) if isinstance(hx, Tensor) else hx
     if isinstance(input, PackedSequence):
@@ -245,20 +249,24 @@ def _decision(
         state = None if state is None else (state[0].unsqueeze(1), state[1].unsqueeze(1))
     else:
         x = input.transpose(0, 1) if layer.batch_first else input
-    return decision_of(
-        x,
-        state,
-        layer.all_weights,
-        lengths=lengths,
-        batch_sizes=batch_sizes,
-        bidirectional=layer.bidirectional,
-        dropout=layer.dropout if layer.training else 0.0,
-        kernel=REFERENCE.name if return_steps else getattr(layer, "kernel", "auto"),
-        memory=getattr(layer, "memory", NORMAL),
-        by_pytorch=not isinstance(layer, _OURS),
-        cell=cell_of(layer, layer.training),  # type: ignore[arg-type] - these layers have one
-        resets=resets,
-    )
+    try:
+        return decision_of(
+            x,
+            state,
+            layer.all_weights,
+            lengths=lengths,
+            batch_sizes=batch_sizes,
+            bidirectional=layer.bidirectional,
+            dropout=layer.dropout if layer.training else 0.0,
+            kernel=REFERENCE.name if return_steps else getattr(layer, "kernel", "auto"),
+            memory=getattr(layer, "memory", NORMAL),
+            by_pytorch=not isinstance(layer, _OURS),
+            cell=cell_of(layer, layer.training),  # type: ignore[arg-type] - these layers have one
+            resets=resets,
+        )
+    except CALL_ERRORS as error:
+        restate(error, input, hx, layer.batch_first)
+        raise
 
 
 def _uncompiled() -> contextlib.AbstractContextManager[Any]:

@@ -160,6 +160,7 @@ def test_a_named_kernel_that_refuses_is_status_1_and_shows_what_would_make_it_ru
         (("--input", "35,20", "--hidden", 8), "`--input` must be three positive integers T,B,I, got '35,20'"),
         (("--input", "35,0,4", "--hidden", 8), "three positive integers"),
         (("--input", "35,2,x", "--hidden", 8), "three positive integers"),
+        (("--input", "5,2,4"), "`--hidden` is missing. For example: gatewise explain --input 100,64,512 --hidden 512"),
         (("--input", "5,2,4", "--hidden", 0), "`--hidden` must be a positive integer, got 0"),
         (("--input", "5,2,4", "--hidden", 8, "--proj", 8), "`--proj` must be"),
         (("--input", "5,2,4", "--hidden", 8, "--dtype", "int8"), "`--dtype` must be one of fp32"),

@@ -104,7 +104,7 @@ def test_packed_batches_autocast_and_inference():
 @pytest.mark.parametrize("shape", [(3, 2, 8), (2, 3, 8), (2, 2, 7), (2, 2)], ids=str)
 def test_a_state_that_does_not_fit_is_refused_as_outside_of_the_block(shape):
     layer, state = gatewise.LSTM(4, 8, 2), torch.zeros(shape)
-    with gatewise.for_data_parallel(), pytest.raises(ShapeError, match=r"`h0` must be \[2, 2, 8\]"):
+    with gatewise.for_data_parallel(), pytest.raises(ShapeError, match=r"`hx\[0\]` must be \[2, 2, 8\]"):
         layer(torch.randn(5, 2, 4), (state, state))
 
 

@@ -129,7 +129,7 @@ def test_evaluation_drops_and_penalises_nothing():
         ({"word_dropout": 1.0}, r"`word_dropout` must be a probability in \[0, 1\), got 1.0"),
         ({"weight_dropout": -0.5}, r"`weight_dropout` must be a probability in \[0, 1\), got -0.5"),
         ({"activation_penalty": -1.0}, "`activation_penalty` must be 0 or more, got -1.0"),
-        ({"change_penalty": float("nan")}, "`change_penalty` must be 0 or more, got nan"),
+        ({"change_penalty": float("nan")}, "`change_penalty` must be a finite number, got nan"),
         ({"last_hidden_size": -1}, "`last_hidden_size` must be 0 or more, got -1"),
         ({"num_layers": 1}, "`last_hidden_size` must be 0 for one layer, got 12. Set `hidden_size`"),
     ],

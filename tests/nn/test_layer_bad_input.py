@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import gatewise
+from gatewise.cells import MGU
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, KernelRefused, ShapeError
 from gatewise.nn import LSTM, Attention, GRUCell, LSTMCell, RNNCell
 
@@ -110,7 +111,7 @@ def test_dtypes_must_agree_outside_of_autocast():
         nn.LSTM(3, 4)(x)
     assert isinstance(raised.value, theirs.type)
     states = torch.zeros(2, 1, 2, 4, dtype=torch.float64)
-    with pytest.raises(DtypeError, match="like x") as raised:
+    with pytest.raises(DtypeError, match=r"`hx\[0\]` must be torch.float32 like input") as raised:
         LSTM(3, 4)(x.float(), tuple(states))
     with pytest.raises(RuntimeError) as theirs:
         nn.LSTM(3, 4)(x.float(), tuple(states))
@@ -235,3 +236,50 @@ def test_a_cell_may_have_no_input_features(kind):
     theirs, ours = getattr(nn, kind.__name__)(0, 4), kind(0, 4)
     ours.load_state_dict(theirs.state_dict())
     torch.testing.assert_close(ours(torch.ones(2, 0)), theirs(torch.ones(2, 0)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        LSTM,
+        LSTMCell,
+        GRUCell,
+        RNNCell,
+        lambda *sizes, **options: gatewise.Recurrent(MGU(), *sizes, **options),
+        lambda *sizes, **options: gatewise.RecurrentCell(MGU(), *sizes, **options),
+    ],
+)
+def test_parameters_need_a_dtype_with_gradients(make):
+    with pytest.raises(DtypeError, match=r"`dtype` must be one of floating-point numbers, got torch\.int64"):
+        make(3, 4, dtype=torch.int64)
+    with pytest.raises(ArgumentError, match=r"`dtype` must be None or a torch\.dtype, got 'float32'"):
+        make(3, 4, dtype="float32")
+
+
+@pytest.mark.parametrize("kind", [LSTMCell, GRUCell, RNNCell], ids=lambda kind: kind.__name__)
+def test_the_bias_of_a_cell_is_a_flag(kind):
+    assert kind(3, 4, 0).bias_ih is None
+    for value in ("no", 2, 0.5):
+        with pytest.raises(ArgumentError, match=f"`bias` must be True or False, got {value!r}"):
+            kind(3, 4, value)
+
+
+@pytest.mark.parametrize("score", ["additive", "general", "dot"])
+def test_attention_names_the_tensor_of_another_kind(score):
+    attention, x = Attention(4, 4, score=score), torch.zeros(5, 2, 4)
+    if score == "additive":  # the others name the keys
+        with pytest.raises(DtypeError, match=r"`query` must be torch\.float32 like the parameters, got torch\.float64"):
+            attention(x.double(), x)
+        with pytest.raises(
+            DtypeError, match=r"`source` must be torch\.float32 like the parameters, got torch\.float64"
+        ):
+            attention(x, x.double())
+    with pytest.raises(ArgumentError, match=r"`query` must be a dense tensor, got one of torch\.sparse_coo"):
+        attention(x.to_sparse(), x)
+
+
+def test_verify_raises_the_error_of_the_call():
+    with pytest.raises(ArgumentError, match="`input` must be a tensor, got int"):
+        gatewise.verify(LSTM(4, 5), 3)
+    with pytest.raises(ShapeError, match=r"`input` must be of 4 features, got 3 in \[2, 7, 3\]"):
+        gatewise.verify(LSTM(4, 5, batch_first=True), torch.zeros(2, 7, 3))

@@ -315,7 +315,10 @@ WRONG = {
         "`resets` must be bool, or integers that are 0 or 1, got torch.float32",
     ),
     "dtype": (lambda: module_of(GRU())(x_of(B, I).float()), "`input` must be torch.float64 like the parameters"),
-    "dtype of the states": (lambda: module_of(GRU())(x_of(B, I), x_of(B, H).float()), "torch.float64 like x"),
+    "dtype of the states": (
+        lambda: module_of(GRU())(x_of(B, I), x_of(B, H).float()),
+        "`hx` must be torch.float64 like input",
+    ),
     "dtype of a state": (
         lambda: module_of(LSTM())(x_of(B, I), (x_of(B, H), x_of(B, H).float())),
         "`hx, the state c,` must be torch.float64 like the hidden state, got torch.float32",

@@ -247,7 +247,7 @@ def test_a_named_kernel_runs_or_refuses(kind):
             "`hx` must be None or a tensor",
         ),
         (lambda layer, cell: layer(4, 5)(torch.zeros(3, 2, 4), torch.zeros(1, 5)), "`hx` must be"),
-        (lambda layer, cell: layer(4, 5)(torch.zeros(3, 2, 4), torch.zeros(1, 2, 6)), "`h0` must be"),
+        (lambda layer, cell: layer(4, 5)(torch.zeros(3, 2, 4), torch.zeros(1, 2, 6)), "`hx` must be [1, 2, 5]"),
         (lambda layer, cell: layer(4, 5)(torch.zeros(3, 4), torch.zeros(1, 1, 5)), "`hx` must be"),
         (lambda layer, cell: layer(4, 5)(torch.zeros(3, 4), lengths=[3]), "`lengths` must be None"),
         (lambda layer, cell: cell(4, 5)(torch.zeros(2, 3)), "4 features"),

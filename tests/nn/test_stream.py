@@ -216,10 +216,10 @@ def test_inputs_that_autocast_does_not_convert_need_the_dtype_of_the_weights(ker
     layer = gatewise.LSTM(5, 8, kernel=kernel)
     x = torch.randn(T, B, 5)
     stream = layer.stream(B)
-    message = "`x` must be torch.float32 like the weights, got"
+    message = "must be torch.float32 like the weights, got"
     with torch.autocast("cpu", torch.bfloat16):
-        for call in (lambda: stream(x[0].double()), lambda: layer(x.double())):
-            with pytest.raises(gatewise.DtypeError, match=f"{message} torch.float64"):
+        for name, call in (("x", lambda: stream(x[0].double())), ("input", lambda: layer(x.double()))):
+            with pytest.raises(gatewise.DtypeError, match=f"`{name}` {message} torch.float64"):
                 call()
         double = gatewise.LSTM(5, 8, kernel=kernel, dtype=torch.float64)
         assert double.stream(B)(x[0].double()).dtype == torch.float64

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import gatewise
+from gatewise.cells import SHIPPED, PeepholeLSTM
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
@@ -172,3 +173,63 @@ def test_a_subclass_with_its_own_forward_is_compiled_as_it_is():
     for way in (torch.jit.script, trace):
         torch.testing.assert_close(way(model)(X), 2 * X)
     assert type(model[0]) is Doubled
+
+
+def cell_states(cell, *shape):
+    states = tuple(torch.rand(shape, dtype=torch.float64) for _ in range(1 + len(cell.states)))
+    return states if len(states) > 1 else states[0]
+
+
+def leaves(values):
+    return [values] if isinstance(values, Tensor) else [leaf for value in values for leaf in leaves(value)]
+
+
+@pytest.mark.parametrize("cell", SHIPPED, ids=lambda cell: cell.name)
+def test_the_steps_of_any_cell_are_recorded_with_their_gradients(cell):
+    torch.manual_seed(0)
+    layer = gatewise.Recurrent(cell, 4, 6, 2, bidirectional=True, dtype=torch.float64)
+    one, x_all = gatewise.RecurrentCell(cell, 4, 6, dtype=torch.float64), torch.rand(5, 3, 4, dtype=torch.float64)
+    for module, x, more in (
+        (layer, x_all, torch.rand(5, 2, 4).double()),
+        (one, x_all[0], torch.rand(2, 4).double()),
+        (layer, (x_all, cell_states(cell, 4, 3, 6)), (torch.rand(5, 2, 4).double(), cell_states(cell, 4, 2, 6))),
+        (one, (x_all[0], cell_states(cell, 3, 6)), (torch.rand(2, 4).double(), cell_states(cell, 2, 6))),
+    ):
+        file = io.BytesIO()
+        torch.jit.save(torch.jit.trace(module, x), file)
+        file.seek(0)
+        program = torch.jit.load(file)
+        for given in (x, more):
+            given = given if isinstance(given, tuple) else (given,)
+            found, expected = leaves(program(*given)), leaves(module(*given))
+            torch.testing.assert_close(found, expected)
+            weights = dict(module.named_parameters())
+            grads = torch.autograd.grad(sum(each.square().sum() for each in found), list(program.parameters()))
+            by_name = dict(zip((name for name, _ in program.named_parameters()), grads, strict=True))
+            wanted = torch.autograd.grad(sum(each.square().sum() for each in expected), list(weights.values()))
+            torch.testing.assert_close(by_name, dict(zip(weights, wanted, strict=True)))
+
+
+@pytest.mark.parametrize("name", ["lengths", "resets"])
+def test_lengths_and_resets_are_inputs_of_a_recorded_program(name):
+    layer = gatewise.Recurrent(PeepholeLSTM(), 4, 6).requires_grad_(False)  # parameters of a lambda are constants
+    given = torch.tensor([[5, 2, 3], [1, 4, 5]]) if name == "lengths" else torch.rand(2, 5, 3) < 0.5
+    program = torch.jit.trace(lambda x, value: layer(x, **{name: value})[0], (X, given[0]))
+    for value in given:
+        torch.testing.assert_close(program(X, value), layer(X, **{name: value})[0])
+
+
+def test_a_plan_of_a_recorded_call_serves_no_other_call():
+    layer = gatewise.Recurrent(PeepholeLSTM(), 4, 6)
+    for _ in range(2):
+        program = torch.jit.trace(layer, X)
+        torch.testing.assert_close(program(X), layer(X))
+
+
+def test_a_kernel_that_no_tracer_can_record_is_refused():
+    layer = gatewise.Recurrent(PeepholeLSTM(), 4, 6, kernel="stepwise")
+    message = r"`kernel` must be 'auto' or 'eager' in torch\.jit\.trace .*, got 'stepwise'\. Name no kernel, or use"
+    with pytest.raises(gatewise.KernelRefused, match=message):
+        torch.jit.trace(layer, X)
+    with gatewise.use_kernel("stepwise"), pytest.raises(gatewise.KernelRefused, match=message):
+        torch.jit.trace(gatewise.Recurrent(PeepholeLSTM(), 4, 6), X)

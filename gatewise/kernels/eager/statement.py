@@ -25,6 +25,14 @@ def step_of(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
     return pointwise_of(cell).step if is_pointwise(cell) else _Stated(cell)
 
 
+def step_to_record(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
+    """Return the function of a cell's step as the cell states it, which `torch.jit.trace` records.
+
+    The derived function reads some parts of a `chunk` and not others, of which TorchScript computes wrong gradients.
+    """
+    return _Stated(cell)
+
+
 class _Stated:
     """The step of a cell as the cell states it.
 

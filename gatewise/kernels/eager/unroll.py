@@ -32,7 +32,7 @@ from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks
 from gatewise.kernels.eager.reading_order import ReadingOrder, carried
 from gatewise.kernels.eager.scan import is_variable, over_steps
 from gatewise.kernels.eager.staged import StagedSteps
-from gatewise.kernels.eager.statement import step_of
+from gatewise.kernels.eager.statement import step_of, step_to_record
 
 OverTokens = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """A function that computes the product of two matrices, plus a bias unless it is None."""
@@ -240,7 +240,8 @@ class _Recurrence:
         keep: bool,
     ) -> None:
         self._cell, self._inputs, self._bias = cell, inputs, bias.of_hidden
-        self._step, self._parameters, self._masks = step_of(step_cell(cell)), parameters, masks
+        self._step = (step_to_record if torch._C._is_tracing() else step_of)(step_cell(cell))
+        self._parameters, self._masks = parameters, masks
         self._w_hh, self._apart = weights.w_hh.t(), [gate in cell.apart for gate in cell.gates]
         variable = is_variable(inputs.shape[0])
         self._in_place = not (torch.is_grad_enabled() or is_exporting() or variable)

@@ -1,0 +1,129 @@
+"""Checks of the arguments of models: their sizes, probabilities, tokens and targets.
+
+Tokens are checked only after PyTorch has refused them, as it does on a CPU. On a GPU, reading their values would wait
+for all work before them.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
+
+TOKEN_ERRORS = (IndexError, TypeError, ValueError, RuntimeError)
+"""The errors by which PyTorch refuses tokens and targets."""
+
+
+def check_sizes(sizes: Mapping[str, object]) -> None:
+    """Check that sizes, by their names, are positive integers.
+
+    Raises:
+        ArgumentError: One of them is not.
+    """
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 1:
+            raise ArgumentError(sentence(name, "a positive integer", repr(size)))
+
+
+def check_rates(rates: Mapping[str, Any]) -> None:
+    """Check that rates, by their names, are probabilities below 1.
+
+    Raises:
+        ArgumentError: One of them is not.
+    """
+    for name, rate in rates.items():
+        if isinstance(rate, bool) or not isinstance(rate, numbers.Real) or not 0 <= float(rate) < 1:
+            raise ArgumentError(sentence(name, "a probability in [0, 1)", repr(rate)))
+
+
+def check_flags(flags: Mapping[str, object]) -> None:
+    """Check that options, by their names, are True or False.
+
+    Raises:
+        ArgumentError: One of them is neither.
+    """
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ArgumentError(sentence(name, "True or False", repr(flag)))
+
+
+def embedded(table: nn.Embedding, name: str, tokens: Tensor) -> Tensor:
+    """Return the embeddings [..., E] of tokens [...].
+
+    Args:
+        table: The embeddings.
+        name: The name of the tokens, for the error.
+        tokens: The tokens, int64.
+
+    Raises:
+        ArgumentError: They are not a tensor, or a token is not in the vocabulary; on a CPU only.
+        DtypeError: They are no integers.
+    """
+    try:
+        return table(tokens)
+    except TOKEN_ERRORS as error:
+        check_tokens(name, tokens, table.num_embeddings, error)
+        raise
+
+
+def check_tokens(name: str, tokens: object, count: int, error: Exception | None = None) -> None:
+    """Check that tokens, or classes, are numbers of a vocabulary; on a GPU, that they are integers.
+
+    Args:
+        name: The name of the argument, for the error.
+        tokens: The tokens.
+        count: The number of tokens in the vocabulary.
+        error: The error of PyTorch that is explained, if there was one.
+
+    Raises:
+        ArgumentError: They are not a tensor, or one is out of the range.
+        DtypeError: They are no integers.
+    """
+    if not isinstance(tokens, Tensor):
+        advice = "torch.as_tensor makes one of an array or a list."
+        raise ArgumentError(sentence(name, "a tensor of integers", type(tokens).__name__, advice)) from error
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise DtypeError(sentence(name, "integers", tokens.dtype, "Convert them with .long().")) from error
+    if not tokens.is_cpu:
+        return
+    wrong = (tokens < 0) | (tokens >= count)
+    if wrong.any():
+        place = wrong.nonzero()[0].tolist()
+        expectation = f"numbers from 0 to {count - 1:,}"
+        raise ArgumentError(sentence(name, expectation, f"{tokens[tuple(place)].item()} at {place}")) from error
+
+
+def check_targets(targets: object, shape: Sequence[int], count: int, error: Exception) -> None:
+    """Explain by what targets PyTorch was not able to compute a loss.
+
+    Args:
+        targets: The targets.
+        shape: The shape that they must have.
+        count: The number of tokens in the vocabulary.
+        error: The error of PyTorch.
+
+    Raises:
+        ArgumentError: They are not a tensor, or one is out of the range.
+        DtypeError: They are no integers.
+        ShapeError: They are of another shape.
+    """
+    check_tokens("targets", targets, count, error)
+    assert isinstance(targets, Tensor)
+    if tuple(targets.shape) != tuple(shape):
+        raise ShapeError(sentence("targets", f"of shape {list(shape)}", list(targets.shape))) from error
+
+
+def check_lengths_of(name: str, lengths: object) -> None:
+    """Check that lengths which a model computes with are a tensor.
+
+    Raises:
+        ArgumentError: They are something else.
+    """
+    if not isinstance(lengths, Tensor):
+        advice = "torch.as_tensor makes one of a list."
+        raise ArgumentError(sentence(name, "a tensor of integers", type(lengths).__name__, advice))
