@@ -101,17 +101,6 @@ def check_dtype(dtype: object) -> None:
         raise DtypeError(sentence("dtype", "one of floating-point numbers", dtype, "Parameters have gradients."))
 
 
-def checked_bias(bias: object) -> bool:
-    """Return the option `bias` of a cell, for which PyTorch's cells accept 0 and 1 too.
-
-    Raises:
-        ArgumentError: It is something else.
-    """
-    if not isinstance(bias, int) or bias not in (0, 1):
-        raise ArgumentError(sentence("bias", "True or False", repr(bias)))
-    return bool(bias)
-
-
 def check_layer_options(
     bias: bool,
     batch_first: bool,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gatewise.nn import torchscript
-from gatewise.nn.arguments import check_dtype, check_pair, check_step, checked_bias, checked_sizes
+from gatewise.nn.arguments import check_dtype, check_pair, check_step, checked_sizes
 from gatewise.nn.call_errors import CALL_ERRORS, restate_step
 from gatewise.nn.pytorch_layer import weights_of_cell
 from gatewise.nn.symbolic import recorded
@@ -45,7 +45,7 @@ class LSTMCell(nn.LSTMCell):
     ) -> None:
         check_dtype(dtype)
         sizes = checked_sizes(input_size, hidden_size, least_input=0)
-        super().__init__(sizes.input_size, sizes.hidden_size, checked_bias(bias), device, dtype)
+        super().__init__(sizes.input_size, sizes.hidden_size, bool(bias), device, dtype)
 
     def forward(
         self,

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gatewise.contract.problem import NORMAL
 from gatewise.nn import pytorch_layer, single_state, torchscript
-from gatewise.nn.arguments import check_dtype, checked_bias, checked_sizes
+from gatewise.nn.arguments import check_dtype, checked_sizes
 from gatewise.nn.stream import stream
 from gatewise.nn.symbolic import recorded
 
@@ -198,7 +198,7 @@ class GRUCell(nn.GRUCell):
     ) -> None:
         check_dtype(dtype)
         sizes = checked_sizes(input_size, hidden_size, least_input=0)
-        super().__init__(sizes.input_size, sizes.hidden_size, checked_bias(bias), device, dtype)
+        super().__init__(sizes.input_size, sizes.hidden_size, bool(bias), device, dtype)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """Compute one time step.
