@@ -232,6 +232,31 @@ def test_cell_needs_sizes(name, value, expectation):
 
 
 @pytest.mark.parametrize("kind", [LSTMCell, GRUCell, RNNCell], ids=lambda kind: kind.__name__)
+def test_a_cell_may_have_no_input_features(kind):
+    theirs, ours = getattr(nn, kind.__name__)(0, 4), kind(0, 4)
+    ours.load_state_dict(theirs.state_dict())
+    torch.testing.assert_close(ours(torch.ones(2, 0)), theirs(torch.ones(2, 0)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        LSTM,
+        LSTMCell,
+        GRUCell,
+        RNNCell,
+        lambda *sizes, **options: gatewise.Recurrent(MGU(), *sizes, **options),
+        lambda *sizes, **options: gatewise.RecurrentCell(MGU(), *sizes, **options),
+    ],
+)
+def test_parameters_need_a_dtype_with_gradients(make):
+    with pytest.raises(DtypeError, match=r"`dtype` must be one of floating-point numbers, got torch\.int64"):
+        make(3, 4, dtype=torch.int64)
+    with pytest.raises(ArgumentError, match=r"`dtype` must be None or a torch\.dtype, got 'float32'"):
+        make(3, 4, dtype="float32")
+
+
+@pytest.mark.parametrize("kind", [LSTMCell, GRUCell, RNNCell], ids=lambda kind: kind.__name__)
 def test_the_bias_of_a_cell_is_what_pytorchs_cells_take(kind):
     assert kind(3, 4, 0).bias_ih is None
     assert kind(3, 4, "relu").bias is True  # as in PyTorch's own samples, where a nonlinearity stands in its place
