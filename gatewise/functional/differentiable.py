@@ -166,7 +166,7 @@ def recurrent(
             # A call of the whole stack raises the error for a state that does not fit, with the sizes of all layers.
             with contextlib.suppress(ShapeError):
                 return layer_by_layer(of_layer, layers, x, state, flat, dropout, hidden_alone=hidden_alone)
-    if compiling and _is_transformed():
+    if compiling and is_transformed():
         # The operator has no rules for transforms of `torch.func`: the call is made outside of the graph.
         torch._dynamo.graph_break()
     if compiling or torch._C._is_any_autocast_enabled():
@@ -261,13 +261,14 @@ def recurrent_with_steps(
     return order.reordered(result.y), result.h_n, result.c_n, tuple(layer.map(order.reordered) for layer in steps)
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
+    """Return whether the code runs inside of a transform of `torch.func`; `torch.compile` can trace the call."""
     return torch._C._are_functorch_transforms_active()
 
 
 # What `torch.compiler.assume_constant_result` does, without importing the compiler with the package: the transforms are
 # those that are active while the graph is built, which its guards compare.
-_is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
+is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _pair(state: tuple[Tensor, ...] | None) -> tuple[Tensor, Tensor] | None:

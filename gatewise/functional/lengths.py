@@ -42,7 +42,10 @@ def checked_lengths(lengths: Any, time: int, batch: int, device: torch.device) -
     if lengths.device.type != "cpu" or batch == 0:
         return lengths, None
     if torch._C._are_functorch_transforms_active():  # their tensors have numbers, but no memory to make a list of
-        low, high = (int(end) for end in lengths.aminmax())
+        ends = _ends(lengths)
+        if ends is None:
+            return lengths, None
+        low, high = ends
     else:
         each = lengths.tolist()
         low, high = min(each), max(each)
@@ -67,6 +70,21 @@ def read_lengths(lengths: Any, time: int, batch: int, device: torch.device) -> t
     low, high = min(each), max(each)
     _check_range(low, high, time)
     return lengths if lengths.dtype is torch.int64 else lengths.to(torch.int64), low, high
+
+
+def _ends(lengths: Tensor) -> tuple[int, int] | None:
+    """Return the least and the largest length inside of `torch.func`; None if there are none.
+
+    Inside of `vmap` every mapped call has lengths of its own. No call may read their values, but the tensor below the
+    transforms, which has those of all calls, may be read.
+    """
+    while torch._C._functorch.is_functorch_wrapped_tensor(lengths):  # type: ignore[attr-defined]
+        lengths = torch._C._functorch.get_unwrapped(lengths)  # type: ignore[attr-defined]
+    if not lengths.numel():
+        return None
+    with torch._C._DisableFuncTorch():  # type: ignore[attr-defined]
+        low, high = lengths.aminmax()
+        return int(low), int(high)
 
 
 def _checked_tensor(lengths: Any, batch: int, device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ from torch import nn
 
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.nn.classes import MARK, OURS, THEIRS, accelerated_class, class_of_pytorch, original_class
-from gatewise.nn.pytorch_layer import OPTIONS
+from gatewise.nn.pytorch_layer import OPTIONS, release_graphs
 from gatewise.nn.recurrent import Recurrent
 from gatewise.nn.recurrent_cell import RecurrentCell
 from gatewise.nn.torchscript import OPTIONS_MARK
@@ -95,6 +95,8 @@ def accelerate(model: Model, *, verbose: bool = True) -> Model:
     for module, kind in classes:
         module.__class__ = kind
         setattr(module, MARK, True)
+        if isinstance(module, nn.RNNBase):
+            release_graphs(module)
     return model
 
 

@@ -69,15 +69,20 @@ def check_cell(cell: object) -> None:
     check_statement(cell)
 
 
-def check_compiled(cell: Cell) -> None:
+def check_compiled(cell: Cell) -> bool:
     """Check that `torch.compile` can trace a call of the cell, if it does so now; `torch.export` checks for itself.
+
+    Returns:
+        Whether a call is traced.
 
     Raises:
         ArgumentError: It traces a call of a cell that is not one of the library.
     """
-    if torch.compiler.is_compiling() and not is_exporting() and not is_shipped(cell):
+    compiling = torch.compiler.is_compiling()
+    if compiling and not is_exporting() and not is_shipped(cell):
         advice = "Call the layer outside of the compiled function, as torch.compiler.disable does."
         raise ArgumentError(sentence("cell", "one of gatewise.cells under torch.compile", repr(cell), advice))
+    return compiling
 
 
 def check_flag(name: str, value: object) -> None:

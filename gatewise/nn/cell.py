@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
+from gatewise.functional.differentiable import is_transformed
 from gatewise.nn import torchscript
 from gatewise.nn.arguments import check_dtype, check_pair, check_step, checked_sizes
 from gatewise.nn.call_errors import CALL_ERRORS, restate_step
@@ -93,4 +95,20 @@ def _step(
     if state is None:
         zeros = x.new_zeros(x.shape[0], cell.hidden_size)
         state = (zeros, zeros)
+    if is_transformed():  # `vmap` has no rule for the operator
+        return _plain_step(x, state, *weights)
     return torch.lstm_cell(x, state, *weights)
+
+
+def _plain_step(
+    x: Tensor,
+    state: tuple[Tensor, Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    h, c = state
+    i, f, g, o = (linear(x, w_ih, b_ih) + linear(h, w_hh, b_hh)).chunk(4, 1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c

@@ -241,10 +241,21 @@ def extra_repr(self: Any) -> str:
 def apply(self: Any, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
     """Apply a function to all parameters, as `.to()` does, and store references to them anew."""
     nn.RNNBase._apply(self, fn, recurse)
-    # PyTorch stores what parametrizations compute with its graph, and such a layer could not be copied.
-    listed = self._flat_weights
-    self._flat_weights = [weight if weight is None or weight.is_leaf else weight.detach() for weight in listed]
+    release_graphs(self)
     return self
+
+
+def release_graphs(layer: Any) -> None:
+    """Detach what PyTorch's layer has stored of the weights that parametrizations computed.
+
+    PyTorch stores it with its graph: the memory would not be freed, and the layer could not be copied.
+
+    Args:
+        layer: The layer.
+    """
+    for place, weight in enumerate(layer._flat_weights):
+        if weight is not None and not weight.is_leaf:
+            layer._flat_weights[place] = weight.detach()
 
 
 def set_state(self: Any, d: dict[str, Any]) -> None:

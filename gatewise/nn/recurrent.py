@@ -292,9 +292,11 @@ class Recurrent(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         cell = self.cell_in(self.training)
         given = None if states is None else joined_states(self.cell, states)
-        check_compiled(self.cell)
+        compiling = check_compiled(self.cell)
         # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
-        weights = tuple(self.flat_weights())
+        # The compiler reads no cache, such as that of their names, and warns of it.
+        flat = [weight for each in self.all_weights for weight in each] if compiling else self.flat_weights()
+        weights = tuple(flat)
         if self.weight_dropout and self.training:
             each = len(weights) // (self.num_layers * (1 + self.bidirectional))
             weights = with_dropped_weights(weights, each, self.weight_dropout)

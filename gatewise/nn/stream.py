@@ -81,7 +81,8 @@ class Stream:
         batch: B, the number of sequences.
 
     Raises:
-        ArgumentError: The layer is bidirectional or reads backwards, or `batch` is no positive integer.
+        ArgumentError: The layer is bidirectional or reads backwards, or has a `forward` of its own, or `batch` is no
+            positive integer.
 
     Examples:
         >>> layer = gatewise.LSTM(10, 20, num_layers=2)
@@ -100,6 +101,7 @@ class Stream:
             raise ArgumentError(sentence("batch", "a positive integer", repr(batch)))
         self.layer = layer
         self.batch = batch = int(batch)
+        _check_forward(layer)
         self._shape = torch.Size((batch, layer.input_size))
         # The states are held at fixed addresses by the steps of a GPU, or else here; None for those of a new sequence.
         self._held: SingleSteps | None = None
@@ -107,7 +109,7 @@ class Stream:
         # Those that were used in captures stay alive, since replays of the graphs read and write their memory.
         self._captured: list[SingleSteps] = []
         self._checked: list[tuple[torch.Size, torch.dtype, torch.device]] | None = None
-        _check_forward(layer)
+        _check_direction(layer)
         check_cell(cell_in_evaluation(layer))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -308,7 +310,7 @@ class Stream:
         return f"Stream({self.layer!r}, batch={self.batch})"
 
     def _check(self, x: Tensor, weight: Tensor, converted: bool) -> None:
-        _check_forward(self.layer)
+        _check_direction(self.layer)
         if x.shape != self._shape:
             expectation = f"of shape [B, I] = {list(self._shape)}"
             raise ShapeError(sentence("x", expectation, list(x.shape), "A stream takes one step a call."))
@@ -401,8 +403,18 @@ def _is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _check_forward(layer: Any) -> None:
+def _check_direction(layer: Any) -> None:
     for option in ("bidirectional", "reverse"):
         if getattr(layer, option):
             advice = "The last step of a sequence has to be known before its first output. Call the layer instead."
             raise ArgumentError(sentence(option, "False for a stream", "True", advice))
+
+
+def _check_forward(layer: Any) -> None:
+    """Check that a call of the layer computes what the steps do, and nothing of a subclass beside it."""
+    defining = next(kind for kind in type(layer).__mro__ if "forward" in vars(kind))
+    own = "forward" in vars(layer)
+    if own or not defining.__module__.startswith("gatewise.nn."):
+        found = "one that was assigned to it" if own else f"that of the class {defining.__qualname__}"
+        advice = "A stream would not call it. Call the layer for one step at a time, with its states."
+        raise ArgumentError(sentence("layer.forward", "that of gatewise's layer for a stream", found, advice))

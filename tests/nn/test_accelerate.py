@@ -122,6 +122,15 @@ def test_again_changes_nothing(model):
     assert accelerate(layer) is layer
 
 
+def test_a_parametrized_layer_that_ran_before_can_be_copied_and_keeps_no_graph():
+    layer, x = nn.LSTM(3, 4), torch.randn(2, 2, 3)
+    parametrizations.weight_norm(layer, "weight_hh_l0")
+    expected, _ = layer(x)
+    accelerate(layer)
+    assert all(weight.grad_fn is None for weight in layer._flat_weights)
+    torch.testing.assert_close(copy.deepcopy(layer)(x)[0], expected)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_options_training_flag_and_frozen_weights_stay(training):
     layer = nn.LSTM(3, 4, 2, bias=False, batch_first=True, dropout=0.25, bidirectional=True, proj_size=2)

@@ -48,6 +48,29 @@ def test_outputs_and_gradients_equal_torch(bias, batch, with_state):
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_vmap_maps_over_steps_and_weights(bias):
+    _, ours = twins(bias=bias)
+    x, h, c = torch.randn(4, 2, 5), torch.randn(4, 2, 3), torch.randn(4, 2, 3)
+    found = torch.func.vmap(lambda x, h, c: ours(x, (h, c)))(x, h, c)
+    rows = [ours(*each) for each in zip(x, zip(h, c, strict=True), strict=True)]
+    torch.testing.assert_close(found, tuple(map(torch.stack, zip(*rows, strict=True))))
+
+    cells = [twins(seed, bias=bias)[1] for seed in range(3)]
+    weights, _ = torch.func.stack_module_state(cells)
+    found = torch.func.vmap(lambda weights: torch.func.functional_call(ours, weights, (x[0],)))(weights)
+    rows = [cell(x[0]) for cell in cells]
+    torch.testing.assert_close(found, tuple(map(torch.stack, zip(*rows, strict=True))))
+
+
+def test_transforms_keep_the_dtypes_of_autocast():
+    _, ours = twins()
+    x = torch.randn(4, 2, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected, found = ours(x[0]), torch.func.vmap(ours)(x)
+    assert [each.dtype for each in found] == [each.dtype for each in expected]
+
+
 def test_copies_and_conversions():
     theirs, ours = twins()
     x = torch.randn(2, 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -265,3 +266,10 @@ def test_layer_norm_of_a_packed_batch_is_compiled():
         torch.compile(layer, backend="aot_eager")(packed)[0].data.square().sum(), layer.parameters()
     )
     torch.testing.assert_close(found, expected)
+
+
+def test_compiling_a_layer_of_a_cell_warns_of_nothing():
+    layer = Recurrent(LayerNormGRU(), 5, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        torch.compile(layer, backend="eager")(torch.randn(3, 2, 5))

@@ -221,6 +221,25 @@ def test_vmap_gives_gradients_per_sample():
             same(found[name][row], parameter.grad)
 
 
+@pytest.mark.parametrize("lengths", [[[4, 1], [0, 3], [2, 2]], [[0, 0], [0, 0], [0, 0]]], ids=["mixed", "empty"])
+def test_vmap_maps_over_lengths(lengths):
+    _, ours = twins(num_layers=2, bidirectional=True)
+    x, lengths = torch.randn(3, 4, 2, 5), torch.tensor(lengths)
+    rows = [ours(each, lengths=row) for each, row in zip(x, lengths, strict=True)]
+    y, (h_n, c_n) = torch.func.vmap(lambda x, lengths: ours(x, lengths=lengths))(x, lengths)
+    same(y, torch.stack([row[0] for row in rows]))
+    same(h_n, torch.stack([row[1][0] for row in rows]))
+    same(c_n, torch.stack([row[1][1] for row in rows]))
+
+    def loss(x, lengths):
+        return ours(x, lengths=lengths)[0].square().sum()
+
+    found = torch.func.vmap(torch.func.grad(loss))(x, lengths)
+    same(found, torch.stack([torch.func.grad(loss)(each, row) for each, row in zip(x, lengths, strict=True)]))
+    with pytest.raises(gatewise.ShapeError, match="`lengths` must be between 0 and T = 4, got 9"):
+        torch.func.vmap(loss)(x, lengths + torch.tensor([[0, 0], [0, 0], [0, 9 - int(lengths[2, 1])]]))
+
+
 def test_function_transforms_refuse_a_named_kernel_that_they_cannot_see_into():
     layer = LSTM(5, 4, kernel="aten")
     weights = {name: parameter.detach() for name, parameter in layer.named_parameters()}

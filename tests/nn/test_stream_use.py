@@ -176,6 +176,23 @@ def test_weights_of_functional_call_are_read():
     torch.testing.assert_close(found, outputs(model.layer, x))
 
 
+def test_a_layer_whose_forward_a_stream_would_not_call_has_no_stream():
+    class Doubled(torch.nn.LSTM):
+        def forward(self, x, hx=None):
+            return super().forward(2 * x, hx)
+
+    class Kept(gatewise.GRU):
+        pass
+
+    assigned = gatewise.LSTM(F, H)
+    assigned.forward = lambda x: x
+    changed = gatewise.accelerate(Doubled(F, H), verbose=False)
+    for layer, found in ((changed, "of the class .*Doubled"), (assigned, "one that was assigned to it")):
+        with pytest.raises(ArgumentError, match=f"`layer.forward` must be that of gatewise's layer .*{found}"):
+            layer.stream(B)
+    Kept(F, H).stream(B)(x_of()[0])
+
+
 def test_states_follow_the_layer_to_another_dtype():
     layer, x = gatewise.LSTM(F, H), x_of()
     stream = layer.stream(B)
