@@ -16,7 +16,7 @@ stale if anything that the arguments depend on had changed. The following rules 
 | shapes, strides, dtypes, options | each kind of call has its own `Replays`, and its tensors are contiguous |
 | the order on a stream | the stream is part of the key |
 | the arithmetic of PyTorch's matrix products | its settings are part of the key (`product_settings`) |
-| the workspace of cuBLAS | it is in a private memory pool, one for each stream of callers |
+| the workspaces of cuBLAS and cuBLASLt | they are in a private memory pool, one for each stream of callers |
 | machine code | it is never unloaded |
 
 Captured work neither allocates nor synchronizes. Graphs are captured with the CUDA driver API rather than with
@@ -173,7 +173,7 @@ class CaptureStream:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.ExternalStream(driver.new_stream(device), device)
-        self._pool = torch.cuda.MemPool()  # for the workspace alone
+        self._pool = torch.cuda.MemPool()  # for the workspaces alone
 
     def record(self, issue: Callable[[], None]) -> driver.Graph | None:
         """Capture the launches that a function issues, without executing them; return None if that is impossible."""
