@@ -60,7 +60,7 @@ def each_value(cases: Sequence[tuple[Any, ...]], *together: tuple[int, ...], tim
     Args:
         cases: The cases.
         together: Columns of which all combinations of values that are in the cases are met, too.
-        times: How often, if so many cases have it.
+        times: The least number of usual cases with each value, if so many cases have it.
     """
     groups = [*((column,) for column in range(len(cases[0]))), *together]
     met = [(case, {(group, *(id(case[column]) for column in group)) for group in groups}) for case in cases]

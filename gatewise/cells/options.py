@@ -44,7 +44,7 @@ def checked_number(option: str, value: Any, *, positive: bool = False, otherwise
         option: The name of the option.
         value: Its value.
         positive: Whether it must be greater than 0.
-        otherwise: What else the option may be, for the error.
+        otherwise: The end of the requirement in the error, such as " or None".
 
     Raises:
         ValueError: It is no finite number, or not greater than 0 although it must be.

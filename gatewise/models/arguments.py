@@ -7,7 +7,7 @@ for all work before them.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,15 +41,17 @@ def check_rates(rates: Mapping[str, Any]) -> None:
             raise ArgumentError(sentence(name, "a probability in [0, 1)", repr(rate)))
 
 
-def check_flags(flags: Mapping[str, object]) -> None:
-    """Check that options, by their names, are True or False.
+def check_forbidden(forbidden: object) -> None:
+    """Check that the tokens that may not be generated are several integers.
 
     Raises:
-        ArgumentError: One of them is neither.
+        ArgumentError: They are something else.
     """
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise ArgumentError(sentence(name, "True or False", repr(flag)))
+    if isinstance(forbidden, (str, bytes)) or not isinstance(forbidden, Collection):
+        raise ArgumentError(sentence("forbidden", "a sequence of tokens", repr(forbidden)))
+    for token in forbidden:
+        if isinstance(token, bool) or not isinstance(token, numbers.Integral):
+            raise ArgumentError(sentence("forbidden", "a sequence of tokens, which are integers", repr(token)))
 
 
 def embedded(table: nn.Embedding, name: str, tokens: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from gatewise.contract.errors import ArgumentError, NotFinite, sentence
 from gatewise.contract.ranges import AMOUNT, SHARE
+from gatewise.models.arguments import check_forbidden
 
 
 def generate(
@@ -56,11 +57,7 @@ def generate(
     if prompt.numel() == 0:
         raise ArgumentError(sentence("prompt", "at least one token", "none", "Give a text to begin with."))
     check_sampling(temperature, top_k, top_p)
-    if isinstance(forbidden, (str, bytes)) or not isinstance(forbidden, Collection):
-        raise ArgumentError(sentence("forbidden", "a sequence of tokens", repr(forbidden)))
-    for token in forbidden:
-        if isinstance(token, bool) or not isinstance(token, numbers.Integral):
-            raise ArgumentError(sentence("forbidden", "a sequence of tokens, which are integers", repr(token)))
+    check_forbidden(forbidden)
     device = next(model.parameters()).device
     tokens = prompt.to(device).view(-1, 1)
     was_training = model.training

@@ -11,11 +11,12 @@ from torch import nn
 
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.ranges import AMOUNT
-from gatewise.models.arguments import TOKEN_ERRORS, check_flags, check_rates, check_sizes, check_targets, embedded
+from gatewise.models.arguments import TOKEN_ERRORS, check_rates, check_sizes, check_targets, embedded
 from gatewise.models.chunked_softmax import mean_token_loss
 from gatewise.models.locked_dropout import LockedDropout, with_dropped_words
 from gatewise.models.lstm_stack import LSTMStack, StackState
 from gatewise.nn import LSTM
+from gatewise.nn.arguments import check_flag
 
 LanguageState = tuple[torch.Tensor, torch.Tensor] | StackState
 """The hidden and the cell state, each [L, B, H]; for an `LSTMStack` a pair of them for each layer."""
@@ -101,7 +102,8 @@ class LanguageModel(nn.Module):
             "weight_dropout": weight_dropout,
         }
         check_rates(rates)
-        check_flags({"locked": locked, "tied": tied})
+        check_flag("locked", locked)
+        check_flag("tied", tied)
         if isinstance(last_hidden_size, bool) or not isinstance(last_hidden_size, numbers.Integral):
             raise ArgumentError(sentence("last_hidden_size", "an integer", repr(last_hidden_size)))
         amounts = {"last_hidden_size": last_hidden_size, "activation_penalty": activation_penalty}

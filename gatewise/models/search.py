@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
-from collections.abc import Collection
 from typing import Annotated, Any, Protocol
 
 import torch
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.ranges import Range, check_ranges
+from gatewise.models.arguments import check_forbidden
 
 LENGTH_PENALTY = Range("a number from -10 to 10", -10, 10)
 LOOK = 4
@@ -72,11 +71,7 @@ class Search:
         if not 1 <= self.n_best <= self.beam_size:
             advice = "Raise `beam_size` to see more translations."
             raise ArgumentError(sentence("n_best", f"from 1 to the beam size, {self.beam_size}", self.n_best, advice))
-        if isinstance(self.forbidden, (str, bytes)) or not isinstance(self.forbidden, Collection):
-            raise ArgumentError(sentence("forbidden", "a tuple of tokens", repr(self.forbidden)))
-        for token in self.forbidden:
-            if isinstance(token, bool) or not isinstance(token, numbers.Integral):
-                raise ArgumentError(sentence("forbidden", "a tuple of tokens, which are integers", repr(token)))
+        check_forbidden(self.forbidden)
         if self.end in self.forbidden:
             advice = "Every translation ends with it."
             raise ArgumentError(sentence("forbidden", f"without the end token, {self.end}", self.forbidden, advice))

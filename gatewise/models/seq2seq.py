@@ -15,7 +15,6 @@ from gatewise.attention.choice import AUTO, kernel_named
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.models.arguments import (
     TOKEN_ERRORS,
-    check_flags,
     check_lengths_of,
     check_rates,
     check_sizes,
@@ -25,6 +24,7 @@ from gatewise.models.arguments import (
 from gatewise.models.chunked_softmax import weighted_token_loss
 from gatewise.models.locked_dropout import with_dropped_words
 from gatewise.nn import LSTM, LSTMCell
+from gatewise.nn.arguments import check_flag
 from gatewise.nn.attention import Attention
 
 TIES = ("none", "target", "all")
@@ -170,7 +170,8 @@ class Seq2Seq(nn.Module):
             "label_smoothing": label_smoothing,
         }
         check_rates(rates)
-        check_flags({"input_feeding": input_feeding, "attention_layer_norm": attention_layer_norm})
+        check_flag("input_feeding", input_feeding)
+        check_flag("attention_layer_norm", attention_layer_norm)
         if isinstance(padding, bool) or not isinstance(padding, numbers.Integral):
             raise ArgumentError(sentence("padding", "an integer, the number of a token", repr(padding)))
         if input_feeding and weight_dropout:

@@ -134,8 +134,8 @@ def test_a_classifier_names_what_does_not_fit():
         (LanguageModel, "activation_penalty", float("inf"), "a finite number"),
         (LanguageModel, "change_penalty", "1", "0 or more"),
         (Seq2Seq, "padding", "a", "an integer, the number of a token"),
-        (Search, "forbidden", 2, "a tuple of tokens"),
-        (Search, "forbidden", ("a",), "a tuple of tokens, which are integers"),
+        (Search, "forbidden", 2, "a sequence of tokens"),
+        (Search, "forbidden", ("a",), "a sequence of tokens, which are integers"),
     ],
 )
 def test_options_of_models_are_checked(make, option, value, expectation):

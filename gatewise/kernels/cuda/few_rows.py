@@ -1,9 +1,9 @@
 """Products of a few rows in float32, for which cuBLAS chooses slow kernels and cuBLASLt does not.
 
 If neither factor is transposed, or the right one alone, cuBLAS 13 computes exact float32 products of 7 to 16 rows and
-about 100 to 800 terms in 25 to 55 us on an H100 and an H200, and those of 17 rows in 4 to 8 us. PyTorch computes the
-product plus a vector by cuBLASLt instead, which takes 3 to 9 us for as few rows: so a vector of zeros is added.
-Products in TF32 are not slow, and slower with zeros. `benchmarks/few_rows.py` times both.
+about 100 to 800 terms in 25 to 55 us on an H100, and those of 17 rows in 4 to 10 us. PyTorch computes the product plus
+a vector by cuBLASLt instead, which takes 3 to 14 us for as few rows: so a vector of zeros is added
+(`benchmarks/few_rows.py`). Products in TF32 are left to cuBLAS.
 """
 
 from __future__ import annotations

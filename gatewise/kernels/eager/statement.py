@@ -28,7 +28,7 @@ def step_of(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
 def step_to_record(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
     """Return the function of a cell's step as the cell states it, which `torch.jit.trace` records.
 
-    The derived function reads some parts of a `chunk` and not others, of which TorchScript computes wrong gradients.
+    The derived function reads some parts of a `chunk` and not others, and TorchScript fails to compute its gradients.
     """
     return _Stated(cell)
 
