@@ -24,6 +24,10 @@ nothing was measured between them.
 """
 
 
+def _ignored(weights: Sequence[torch.Tensor]) -> None:
+    """Do nothing with the weights."""
+
+
 class GradientExchange:
     """Replaces the gradients of each process by their means, which are bitwise equal in all processes.
 
@@ -101,7 +105,12 @@ class GradientExchange:
                 hook.remove()
 
     @torch.no_grad()
-    def average(self, weights: Sequence[nn.Parameter], others: Sequence[torch.Tensor] = ()) -> None:
+    def average(
+        self,
+        weights: Sequence[nn.Parameter],
+        others: Sequence[torch.Tensor] = (),
+        arrived: Callable[[Sequence[torch.Tensor]], None] = _ignored,
+    ) -> None:
         """Replace the gradients of weights, and other tensors, by their means over the processes.
 
         Nothing synchronises with the device, so that a CUDA graph can capture it.
@@ -109,22 +118,26 @@ class GradientExchange:
         Args:
             weights: The weights, each with a gradient, the same in all processes and steps.
             others: Further small floating-point tensors of the same shapes in all processes.
+            arrived: A function that is called with weights whose gradients are means by now, while others are still
+                exchanged, until it has been called with all.
         """
-        finish, done = self._turns.rest(), {*self._turns.tensors, *self._rows}
         # All is sent before anything is waited for.
-        for table, rows in self._rows.items():
-            assert table.grad is not None
-            finish.append(rows.start(table.grad))
-        whole = [weight.grad for weight in weights if weight not in done and weight.grad is not None]
-        finish.append(self._processes.start_average([*whole, *others], bfloat16=self._bfloat16))
+        sent: list[tuple[Sequence[torch.Tensor], Finish]] = [
+            ([tensor], finish) for tensor, finish in zip(self._turns.tensors, self._turns.rest(), strict=True)
+        ]
+        sent += [([table], rows.start(_gradient(table))) for table, rows in self._rows.items()]
+        done = {*self._turns.tensors, *self._rows}
+        rest = [weight for weight in weights if weight not in done and weight.grad is not None]
+        whole = [*map(_gradient, rest), *others]
+        sent.append((rest, self._processes.start_average(whole, bfloat16=self._bfloat16)))
         self._rows, self._turns = {}, Turns((), _nothing_to_start)
-        for each in finish:
-            each()
+        for owners, finish in sent:
+            finish()
+            arrived(owners)
 
     def _start(self, weight: torch.Tensor) -> Finish:
-        assert weight.grad is not None
         with torch.no_grad():
-            return self._processes.start_average([weight.grad], bfloat16=self._bfloat16)
+            return self._processes.start_average([_gradient(weight)], bfloat16=self._bfloat16)
 
     def _rows_of(self, loss: torch.Tensor, weights: set[nn.Parameter]) -> dict[torch.Tensor, EmbeddingRows]:
         """Return the rows to send of each embedding that is not sent as a whole."""
@@ -247,6 +260,11 @@ class Turns:
         """Start what has not been started, and return the functions that wait for the results."""
         self._started += [self._start(tensor) for tensor in self.tensors[len(self._started) :]]
         return self._started
+
+
+def _gradient(weight: torch.Tensor) -> torch.Tensor:
+    assert weight.grad is not None
+    return weight.grad
 
 
 def _nothing_to_start(tensor: torch.Tensor) -> Finish:

@@ -40,7 +40,8 @@ class FiniteGuard:
     def observe(self, loss: torch.Tensor, state: Any) -> list[torch.Tensor]:
         """Return scalars that are finite if and only if a loss and the state after it are."""
         leaves = [leaf for leaf in flatten(state)[0] if leaf.is_floating_point() and leaf.numel()]
-        return [loss.detach(), *(torch._foreach_norm(leaves, ord=torch.inf) if leaves else ())]
+        # One by one: PyTorch's kernel for several tensors uses only one multiprocessor for a small tensor.
+        return [loss.detach(), *[torch.linalg.vector_norm(leaf, torch.inf) for leaf in leaves]]
 
     @torch.no_grad()
     def check(self, values: Sequence[torch.Tensor]) -> None:
