@@ -149,7 +149,9 @@ class GradientExchange:
                 if table in weights:
                     numbers = self._numbers(place, -1 if rows is None else len(rows))
                     if rows is not None and self._saves_time(table, rows, numbers):
-                        found[table] = EmbeddingRows(self._processes, rows, max(numbers), bfloat16=self._bfloat16)
+                        found[table] = EmbeddingRows(
+                            self._processes, rows, len(table), max(numbers), bfloat16=self._bfloat16
+                        )
         return found
 
     def _numbers(self, place: int, own: int) -> tuple[int, ...]:
@@ -184,17 +186,19 @@ class EmbeddingRows:
     Args:
         processes: The processes.
         rows: The row numbers of this process, int64 [N] with repetitions.
+        table_rows: The number of rows of the embedding.
         most: The largest number of rows of a process.
         bfloat16: Whether the rows are sent in bfloat16.
     """
 
-    def __init__(self, processes: Processes, rows: torch.Tensor, most: int, *, bfloat16: bool) -> None:
+    def __init__(self, processes: Processes, rows: torch.Tensor, table_rows: int, most: int, *, bfloat16: bool) -> None:
         self._processes, self._bfloat16 = processes, bfloat16
-        self._rows = rows.sort().values
+        self._rows = rows
         # A row that occurs several times is sent once, and zeros otherwise: the number of different rows would have to
-        # be read from the device.
-        repeated = functional.pad(self._rows[1:] == self._rows[:-1], (1, 0)) if len(rows) else rows.bool()
-        self._repeated = repeated.unsqueeze(1)
+        # be read from the device. Which of its places has the row makes no difference to the sum.
+        places = torch.arange(len(rows), device=rows.device)
+        place_of_row = places.new_empty(table_rows).index_put_((rows,), places)
+        self._repeated = (place_of_row[rows] != places).unsqueeze(1)
         self._missing = most - len(rows)
         # The row numbers are on their way while the backward pass runs.
         self._all_rows = processes.start_all_gather(functional.pad(self._rows, (0, self._missing)))

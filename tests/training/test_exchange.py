@@ -548,7 +548,7 @@ def test_infinite_rows_stay_infinite_and_float64_rows_exact():
     processes = Processes(0, 1, torch.device("cpu"))
     gradient = torch.zeros(5, 2, dtype=torch.float64)
     gradient[3] = torch.tensor([math.inf, 1 / 3], dtype=torch.float64)
-    rows = EmbeddingRows(processes, torch.tensor([3, 3]), 2, bfloat16=False)
+    rows = EmbeddingRows(processes, torch.tensor([3, 3]), 5, 2, bfloat16=False)
     rows.start(gradient)()
     assert gradient[3].tolist() == [math.inf, 1 / 3]
     assert not gradient[[0, 1, 2, 4]].any()
