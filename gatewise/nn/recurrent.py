@@ -214,10 +214,10 @@ class Recurrent(nn.Module):
                 padding after the end of a sequence is not read, `output` is zero there, and the final states are those
                 at the end.
             resets: The steps at which episodes begin, [T, B], or [B, T] with `batch_first`, or [T] for one sequence;
-                bool, or integers that are 0 or 1, on the input's device. Where it is set, all states before the step
-                are zero, or what `cell.initial_states` says, and no gradient flows back from the step through them. The
-                reverse direction carries no state across the border either. At the first step, the initial states of
-                the forward direction are not read.
+                bool, or integers, which are set unless they are 0, on the input's device. Where it is set, all states
+                before the step are zero, or what `cell.initial_states` says, and no gradient flows back from the step
+                through them. The reverse direction carries no state across the border either. At the first step, the
+                initial states of the forward direction are not read.
             return_steps: Whether to return the states and gate sums of every step as a third result. The steps are then
                 computed by PyTorch operators that autograd records, as in a plain loop.
 

@@ -135,8 +135,9 @@ class RecurrentCell(nn.Module):
                 beside the hidden one this is a tuple: the hidden state, and the others in the order of `cell.states`,
                 all of one shape. If None, states are zero, or what `cell.initial_states` says.
             resets: The rows in which an episode begins at this step [B], or one value [] without a batch; bool, or
-                integers that are 0 or 1, on the input's device. Where it is set, the states before the step are not
-                read: they are zero, or what `cell.initial_states` says, and no gradient flows back through them.
+                integers, which are set unless they are 0, on the input's device. Where it is set, the states before the
+                step are not read: they are zero, or what `cell.initial_states` says, and no gradient flows back through
+                them.
 
         Returns:
             The states after the step, in the form of `hx`.
