@@ -53,8 +53,9 @@ class Range:
         """
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise ArgumentError(sentence(name, self.words, repr(value)))
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ArgumentError(sentence(name, "a finite number", value))
+        if not isinstance(value, numbers.Integral) and not math.isfinite(value):
+            bounded = math.isfinite(self.least) and math.isfinite(self.most)
+            raise ArgumentError(sentence(name, self.words if bounded else "a finite number", value))
         if value < self.least or (self.above and value == self.least):
             raise ArgumentError(sentence(name, self.words, value))
         if value > self.most or (self.below and value == self.most):

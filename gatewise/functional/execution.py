@@ -167,6 +167,8 @@ def _planned(
     # The preference was read while the graph was traced: `use_kernel` around the compiled call has no effect.
     wanted = Preference(kernel, "predict", "") if traced else preference(kernel)
     on_gpu, autocast = x.is_cuda, torch._C._is_any_autocast_enabled()
+    if dropout is True:  # the cache below would find the plan for 1.0
+        check_options(bidirectional, dropout, memory)
     # A kernel that is named computes derivatives in forward mode if it can, as PyTorch's own kernels do.
     transformed = torch._C._are_functorch_transforms_active() or (
         forward_ad._current_level >= 0 and wanted.kernel in (AUTO, REFERENCE.name)

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
-from gatewise.models.arguments import TOKEN_ERRORS, check_lengths_of, check_rates, check_sizes, check_targets
+from gatewise.contract.ranges import PROBABILITY
+from gatewise.models.arguments import TOKEN_ERRORS, check_lengths_of, check_sizes, check_targets
 from gatewise.nn import LSTM
 
 POOLINGS = ("mean", "last", "max")
@@ -68,7 +69,8 @@ class SequenceClassifier(nn.Module):
         check_sizes({"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers})
         if not isinstance(classes, numbers.Integral) or classes < 0 or classes == 1:
             raise ArgumentError(sentence("classes", "at least 2, or 0 to predict a number", repr(classes)))
-        check_rates({"dropout": dropout, "layer_dropout": layer_dropout})
+        PROBABILITY.check("dropout", dropout)
+        PROBABILITY.check("layer_dropout", layer_dropout)
         if pooling not in POOLINGS:
             raise ArgumentError(sentence("pooling", f"one of {', '.join(POOLINGS)}", repr(pooling)))
         self.classes = classes
@@ -132,6 +134,11 @@ class SequenceClassifier(nn.Module):
             The cross-entropy in nats, or the squared error in units of `target_scale`.
         """
         answer = self._answer(batch.inputs, batch.lengths)
+        if not len(answer):
+            advice = "The mean loss of no sequences is not a number."
+            raise ShapeError(
+                sentence("inputs", "of at least one sequence, [T, B, F]", list(batch.inputs.shape), advice)
+            )
         if self.classes:
             try:
                 return functional.cross_entropy(answer, batch.targets), None

@@ -13,14 +13,8 @@ from gatewise import feeding
 from gatewise.attention import Score
 from gatewise.attention.choice import AUTO, kernel_named
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.models.arguments import (
-    TOKEN_ERRORS,
-    check_lengths_of,
-    check_rates,
-    check_sizes,
-    check_targets,
-    embedded,
-)
+from gatewise.contract.ranges import PROBABILITY
+from gatewise.models.arguments import TOKEN_ERRORS, check_lengths_of, check_pairs, check_sizes, check_targets, embedded
 from gatewise.models.chunked_softmax import weighted_token_loss
 from gatewise.models.locked_dropout import with_dropped_words
 from gatewise.nn import LSTM, LSTMCell
@@ -169,7 +163,8 @@ class Seq2Seq(nn.Module):
             "weight_dropout": weight_dropout,
             "label_smoothing": label_smoothing,
         }
-        check_rates(rates)
+        for name, rate in rates.items():
+            PROBABILITY.check(name, rate)
         check_flag("input_feeding", input_feeding)
         check_flag("attention_layer_norm", attention_layer_norm)
         if isinstance(padding, bool) or not isinstance(padding, numbers.Integral):
@@ -264,6 +259,7 @@ class Seq2Seq(nn.Module):
             float16, which has as many mantissa bits, and accumulated in float32.
         """
         attended = self._attended(*self.encode(batch.source, batch.source_lengths), batch.inputs)
+        check_pairs(batch.inputs, batch.targets)
         rows, targets = self._narrowed(attended).flatten(0, 1), batch.targets.flatten()
         shares = (targets != self.padding) * batch.token_weight
         try:

@@ -297,9 +297,12 @@ class Recurrent(nn.Module):
         # The compiler reads no cache, such as that of their names, and warns of it.
         flat = [weight for each in self.all_weights for weight in each] if compiling else self.flat_weights()
         weights = tuple(flat)
-        if self.weight_dropout and self.training:
-            each = len(weights) // (self.num_layers * (1 + self.bidirectional))
-            weights = with_dropped_weights(weights, each, self.weight_dropout)
+        rate = self.weight_dropout
+        if type(rate) is not float or rate:
+            check_rate("weight_dropout", rate)
+            if self.training:
+                each = len(weights) // (self.num_layers * (1 + self.bidirectional))
+                weights = with_dropped_weights(weights, each, rate)
         options: dict[str, Any] = {
             "lengths": lengths,
             "bidirectional": self.bidirectional,

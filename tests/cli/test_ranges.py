@@ -7,6 +7,7 @@ import inspect
 import math
 import typing
 
+import numpy as np
 import pytest
 import typer
 
@@ -53,7 +54,7 @@ def test_every_number_of_a_recipe_has_a_range(recipe, key, kind):
     [
         (COUNT, (1, 2**31 - 1), (0, -1, 2**31, math.nan)),
         (POSITIVE, (1e-300, 1e300), (0.0, -1.0, math.inf, math.nan)),
-        (PROBABILITY, (0.0, 0.999), (1.0, -0.1, math.nan)),
+        (PROBABILITY, (0.0, 0.999), (1.0, -0.1, math.nan, np.float32("nan"))),
         (SHARE, (0.001, 1.0), (0.0, 1.001, math.nan)),
         (Range("a finite number"), (-1e308, 0, 1e308), (math.inf, -math.inf, math.nan)),
     ],

@@ -76,6 +76,33 @@ def test_tokens_are_integers_in_a_tensor():
     refused(ShapeError, expected, lambda: translate(translator, TOKENS[0], LENGTHS, Search(1, 2)))
 
 
+@pytest.mark.parametrize("shape", [(0, 2), (3, 0)])
+def test_a_mean_loss_needs_a_token(shape):
+    model, tokens = language_model(), torch.zeros(shape, dtype=torch.int64)
+    expected = f"`inputs` must be of at least one token, [T, B], got {list(shape)}."
+    refused(ShapeError, expected, lambda: model.loss(batch_of(inputs=tokens, targets=tokens)))
+    logits, _ = model(tokens)
+    assert logits.shape == (*shape, 10)
+
+
+def test_targets_are_in_the_order_of_the_inputs():
+    for model in (language_model(), Seq2Seq(10, 12, 4, 6)):
+        for targets in (TOKENS.t(), TOKENS.flatten()):  # as many, but of other steps and sequences
+            expected = f"`targets` must be of shape [3, 2], got {list(targets.shape)}."
+            refused(ShapeError, expected, lambda model=model, targets=targets: model.loss(batch_of(targets=targets)))
+        expected = "`targets` must be a tensor of integers, got ndarray."
+        refused(ArgumentError, expected, lambda model=model: model.loss(batch_of(targets=TOKENS.numpy())))
+
+
+def test_a_mean_loss_needs_a_sequence():
+    for classes in (4, 0):
+        model, targets = SequenceClassifier(3, classes, 5), torch.zeros(0, dtype=torch.int64)
+        batch = SimpleNamespace(inputs=torch.zeros(5, 0, 3), lengths=None, targets=targets)
+        expected = "`inputs` must be of at least one sequence, [T, B, F], got [5, 0, 3]."
+        refused(ShapeError, expected, lambda model=model, batch=batch: model.loss(batch))
+        assert len(model(batch.inputs)) == 0
+
+
 def test_a_classifier_names_what_does_not_fit():
     inputs, model, regression = torch.zeros(5, 2, 3), SequenceClassifier(3, 4, 5), SequenceClassifier(3, 0, 5)
 

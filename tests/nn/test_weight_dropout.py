@@ -5,6 +5,7 @@ import functools
 import pickle
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -234,9 +235,23 @@ def test_layers_of_pytorch_drop_nothing_after_the_swap():
 @pytest.mark.parametrize("rate", [1.0, 1, -0.1, 1.5, float("nan"), True, "0.5", None])
 @pytest.mark.parametrize("make", [*OURS.values(), functools.partial(gatewise.Recurrent, CoupledLSTM())], ids=str)
 def test_rates_outside_of_the_range_are_refused(make, rate):
-    message = f"`weight_dropout` must be a number from 0 up to, but not including, 1, got {rate!r}."
+    message = f"`weight_dropout` must be a probability in [0, 1), got {rate!r}."
     with pytest.raises(ArgumentError, match=re.escape(message)):
         make(F, H, weight_dropout=rate)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("rate", [1, 2, -0.1, float("nan"), True, "0.5", "", None, torch.tensor([0.1, 0.2])], ids=str)
+@pytest.mark.parametrize("make", [*OURS.values(), functools.partial(gatewise.Recurrent, CoupledLSTM())], ids=str)
+def test_rates_that_are_assigned_are_checked_by_the_next_call(make, rate, training):
+    layer, x = make(F, H).train(training), torch.randn(T, B, F)
+    layer.weight_dropout = rate
+    with pytest.raises(ArgumentError, match=re.escape("`weight_dropout` must be a probability in [0, 1), got ")):
+        layer(x)
+    layer.weight_dropout = 0
+    expected, _ = layer(x)
+    layer.weight_dropout = np.float32(0.25)
+    assert training == (not torch.equal(layer(x)[0], expected))
 
 
 @pytest.mark.gpu
