@@ -65,11 +65,15 @@ def execute(
     For a cell with the hidden state alone, `state` may be the tuple of that one tensor, and c_n means nothing.
     """
     grad_enabled = torch.is_grad_enabled()
-    needs_grad = grad_enabled and (
-        x.requires_grad
-        or (state is not None and (state[0].requires_grad or state[-1].requires_grad))
-        or True in map(_requires_grad, flat)
-    )
+    try:
+        needs_grad = grad_enabled and (
+            x.requires_grad
+            or (state is not None and (state[0].requires_grad or state[-1].requires_grad))
+            or True in map(_requires_grad, flat)
+        )
+    except AttributeError:  # of a weight that is None
+        check_tensors(x, None, flat)
+        raise
     packed = particulars = None
     if batch_sizes is not None or lengths is not None or resets is not None:
         packed, particulars, resets = _layout_of(None, x, lengths, batch_sizes, resets)

@@ -196,12 +196,19 @@ def weights_of_cell(cell: Any) -> tuple[Any, ...]:
 
     They are looked up in every call, as those of a layer. Attribute access finds a parameter only after an
     AttributeError.
+
+    Raises:
+        ArgumentError: A matrix is None.
     """
     found = cell._parameters
     try:
-        return found["weight_ih"], found["weight_hh"], found["bias_ih"], found["bias_hh"]
+        weights = found["weight_ih"], found["weight_hh"], found["bias_ih"], found["bias_hh"]
     except KeyError:
-        return cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
+        weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
+    if weights[0] is None or weights[1] is None:
+        name = "weight_ih" if weights[0] is None else "weight_hh"
+        raise ArgumentError(sentence(name, "a tensor", "None", "Assign a parameter to it."))
+    return weights
 
 
 def _named(layer: Any, name: str) -> Any:
