@@ -99,11 +99,13 @@ def check_targets(targets: object, shape: Sequence[int], count: int, error: Exce
 
     Raises:
         ArgumentError: They are not a tensor, or one is out of the range.
-        DtypeError: They are no integers.
+        DtypeError: They are not int64.
         ShapeError: They are of another shape.
     """
     check_tokens("targets", targets, count, error)
     assert isinstance(targets, Tensor)
+    if targets.dtype != torch.int64:
+        raise DtypeError(sentence("targets", "int64", targets.dtype, "Convert them with .long().")) from error
     if tuple(targets.shape) != tuple(shape):
         raise ShapeError(sentence("targets", f"of shape {list(shape)}", list(targets.shape))) from error
 
@@ -117,12 +119,26 @@ def check_pairs(inputs: Tensor, targets: object) -> None:
 
     Raises:
         ArgumentError: The targets are not a tensor.
-        ShapeError: They are of another shape.
+        ShapeError: They are of another shape, or it is not [T, B].
     """
+    if inputs.dim() != 2:
+        raise ShapeError(sentence("inputs", "a tensor of tokens [T, B]", list(inputs.shape)))
     if not isinstance(targets, Tensor):
         check_tokens("targets", targets, 0)
     elif targets.shape != inputs.shape:
         raise ShapeError(sentence("targets", f"of shape {list(inputs.shape)}", list(targets.shape)))
+
+
+def as_int64(tokens: Tensor) -> Tensor:
+    """Return integers of another width as int64, by which PyTorch indexes; anything else as it is, to be refused."""
+    if (
+        not isinstance(tokens, Tensor)
+        or tokens.is_floating_point()
+        or tokens.is_complex()
+        or tokens.dtype == torch.bool
+    ):
+        return tokens
+    return tokens.long()
 
 
 def check_lengths_of(name: str, lengths: object) -> None:

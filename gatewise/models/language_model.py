@@ -204,6 +204,8 @@ class LanguageModel(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, LanguageState]:
         """Return the output of the last LSTM layer without and with dropout, and the state."""
         inputs = embedded(self.embedding, name, tokens)
+        if inputs.dim() not in (2, 3):
+            raise ShapeError(sentence(name, "tokens [T, B], or [T] of one sequence", list(tokens.shape)))
         if self.training and self.word_dropout:
             inputs = with_dropped_words(inputs, tokens, self.embedding.num_embeddings, self.word_dropout)
         plain, after = self.lstm(self.embedding_dropout(inputs), state)
