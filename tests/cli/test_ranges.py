@@ -196,6 +196,23 @@ def test_an_empty_path_is_not_the_current_folder(gatewise, words, option):
     assert f"Invalid value for '{option}': '' is no path; the current folder is '.'." in answer.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("lm", option, "") for option in ("--text", "--train", "--valid")),
+        ("lm", "--set", "text.source="),
+        *(("classify", option, "") for option in ("--data", "--test")),
+        *(("nmt", option, "") for option in ("--data", "--train-source")),
+    ],
+    ids=" ".join,
+)
+def test_data_of_no_name_is_not_other_data(gatewise, words):
+    answer = gatewise("train", *words, "--output", "run")
+    assert answer.status == 1
+    option = "--text" if "--set" in words else words[1]
+    assert f"`{option}` must be a path or a name, got ''. Leave it out for the data of the recipe." in answer.err
+
+
 def test_a_folder_whose_path_is_not_utf8_is_refused(gatewise, small):
     answer = gatewise("train", "lm", *small, "--output", "caf\udce9")
     assert answer.status == 1
