@@ -338,7 +338,10 @@ def _differentiable_backward(
     problem: Problem, inputs: Inputs, gradients: OutputGradients, wanted: tuple[bool, ...]
 ) -> list[Tensor | None]:
     # No kernel's backward pass can be differentiated itself. The same call in plain PyTorch can, from the same inputs
-    # and the same dropout masks.
+    # and the same dropout masks. It reads views of the inputs: where one of them was computed from another one, or two
+    # are the same tensor, the gradient of each is that of its own use.
+    views = [tensor.view_as(tensor) for tensor in (inputs.x, inputs.h0, inputs.c0, *inputs.weights)]
+    inputs = inputs._replace(x=views[0], h0=views[1], c0=views[2], weights=tuple(views[3:]))
     result = in_plain_pytorch(problem, inputs)
     given = [
         (output, gradient)
