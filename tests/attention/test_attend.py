@@ -212,6 +212,14 @@ def test_autocast_computes_in_its_dtype():
         assert attend(PROBLEM, inputs).dtype == torch.bfloat16
 
 
+def test_lengths_without_values_are_refused():
+    lengths = torch.tensor([7, 4], device="meta")
+    with pytest.raises(
+        gatewise.DeviceError, match="`lengths` must be on the CPU or on the keys' device 'cpu', got on meta"
+    ):
+        attention.attend(Q, K, V, lengths, v=W)
+
+
 Q, K, V, W = torch.zeros(5, 2, 3), torch.zeros(7, 2, 3), torch.zeros(7, 2, 4), torch.zeros(3)
 
 
