@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gatewise.cells import Cell, StatementError
-from gatewise.contract.errors import sentence
+from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.functional.arguments import check_name
 from gatewise.functional.differentiable import recurrent
@@ -77,7 +77,7 @@ class RecurrentCell(nn.Module):
 
     heads = 1  # of layers that were saved before there were the options
     recurrent_rank = 0
-    weight_ih: nn.Parameter
+    weight_ih: nn.Parameter | None
     bias_ih: nn.Parameter | None
     bias_hh: nn.Parameter | None
 
@@ -155,6 +155,8 @@ class RecurrentCell(nn.Module):
         states = None if hx is None else checked_states(self.cell, hx)
         # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
         w_ih = self.weight_ih
+        if w_ih is None:
+            raise ArgumentError(sentence("weight_ih", "a tensor", "None", "Assign a parameter to it."))
         check_step(input, states, self.input_size, self.hidden_size, w_ih.dtype)
         if resets is not None:
             check_resets(resets, input.shape[:-1], "[B]" if input.dim() == 2 else "[]")

@@ -164,6 +164,10 @@ def test_a_matrix_that_is_none_is_named(twins, frozen):
         ours.requires_grad_(not frozen)
         with pytest.raises(gatewise.ArgumentError, match=r"`weights\[0\]` must be a tensor, got None"):
             ours(example())
+    cell = gatewise.RecurrentCell(MGU(), 3, 4)
+    cell.weight_ih = None
+    with pytest.raises(gatewise.ArgumentError, match="`weight_ih` must be a tensor, got None"):
+        cell(torch.zeros(2, 3))
     for kind in (gatewise.LSTMCell, gatewise.GRUCell, gatewise.RNNCell):
         for name in ("weight_ih", "weight_hh"):
             cell = kind(3, 4)

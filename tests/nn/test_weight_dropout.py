@@ -209,6 +209,10 @@ def test_compiled_in_one_graph(kind):
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradients([found], leaves), gradients([expected], leaves))
     assert not torch.equal(compiled(x)[0], found)
+    for rate in (0.25, 0.75, 0.0):  # a rate that changes becomes a symbol
+        layer.weight_dropout = rate
+        compiled(x)
+    torch.testing.assert_close(compiled(x)[0], layer(x)[0])
     torch.compiler.reset()
 
 
