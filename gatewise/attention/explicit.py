@@ -96,9 +96,8 @@ def run_differentiable_backward(
         wanted: Whether the gradient of each input but the lengths is needed.
     """
     # Views, so that the gradient of each input is that of its own use where keys were computed from the values.
-    inputs = Inputs(
-        *[tensor if tensor is None or tensor is inputs.lengths else tensor.view_as(tensor) for tensor in inputs]
-    )
+    views = [tensor if tensor is None or tensor is inputs.lengths else tensor.view_as(tensor) for tensor in inputs]
+    inputs = Inputs(*views)  # type: ignore[arg-type] - None only where it was None before
     with torch.autocast(inputs.keys.device.type, enabled=False):
         outputs = plain.differentiable(problem, _projected(inputs))
         given = [(output, gradient) for output, gradient in zip(outputs, above, strict=True) if gradient is not None]
