@@ -157,6 +157,15 @@ class Kernel(Protocol):
         ...
 
     @property
+    def widens_gradients(self) -> bool:
+        """Whether backward passes compute float32 gradients of 16-bit weights (`Problem.float32_gradients`).
+
+        The weights of such a call are copies that autograd knows nothing of, so that `recorded` and `operator` must be
+        None for it.
+        """
+        ...
+
+    @property
     def traces(self) -> Traces:
         """The kernel's names in a profile, with which `gatewise.verify` compares a call."""
         ...

@@ -73,6 +73,8 @@ class Problem:
         cell: The cell, which states the equations of one step.
         resets: Whether the states are reset to zero before the steps that the caller marks.
         reserved: The number of multiprocessors that backward passes leave free, see `gatewise.for_data_parallel`.
+        float32_gradients: Whether the weights are copies that autocast made of float32 parameters, so that their
+            gradients are wanted in float32. A backward pass may return them in `dtype` all the same.
     """
 
     time: int
@@ -96,6 +98,7 @@ class Problem:
     cell: Cell = LSTM()  # noqa: RUF009  cells are immutable
     resets: bool = False
     reserved: int = 0
+    float32_gradients: bool = False
     _hash: int | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from gatewise.cells import Cell
 from gatewise.contract.data_parallel import multiprocessors_left
@@ -169,8 +170,15 @@ def recurrent(
     if compiling and is_transformed():
         # The operator has no rules for transforms of `torch.func`: the call is made outside of the graph.
         torch._dynamo.graph_break()
+    dtype = None
     if compiling or torch._C._is_any_autocast_enabled():
-        x, state, flat = _as_autocast(x, state, flat)
+        if compiling or torch._C._is_tracing() or is_transformed() or forward_ad._current_level >= 0:
+            x, state, flat = _as_autocast(x, state, flat)
+        else:
+            dtype = autocast_dtype(x)
+            x, state, _ = _as_autocast(x, state, ())
+            if all([weight.dtype is dtype for weight in flat]):  # noqa: C419  no generator
+                dtype = None
     order = None
     if reverse:
         check_reverse(reverse, bidirectional)  # an attribute of a layer, which programs may set
@@ -185,12 +193,13 @@ def recurrent(
         found = traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
     else:
         try:
-            found = execute(x, state, flat, *options, cell, resets)
+            found = execute(x, state, flat, *options, cell, resets, dtype)
         except TypeError:  # symbols, as `make_fx` has for sizes, are no key of a plan
             given = (x, *(state or ()), *flat)
             shapes = itertools.chain.from_iterable(each.shape for each in given if each is not None)
             if not any(isinstance(size, torch.SymInt) for size in shapes):
                 raise
+            flat = flat if dtype is None else tuple([weight.to(dtype) for weight in flat])
             found = traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
     return found if order is None else (order.reordered(found[0]), *found[1:])
 
@@ -265,6 +274,19 @@ def is_transformed() -> bool:
 is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the dtype to which autocast converts the tensors of a call; None if it converts none.
+
+    It converts none of calls in float64, of those on a device for which it is off, and of meta tensors.
+
+    Args:
+        x: The input.
+    """
+    if x.dtype == torch.float64 or x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        return None
+    return torch.get_autocast_dtype(x.device.type)
+
+
 def _pair(state: tuple[Tensor, ...] | None) -> tuple[Tensor, Tensor] | None:
     if state is None or len(state) == 2:
         return state
@@ -274,9 +296,8 @@ def _pair(state: tuple[Tensor, ...] | None) -> tuple[Tensor, Tensor] | None:
 def _as_autocast(
     x: Tensor, state: tuple[Tensor, ...] | None, flat: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...]]:
-    # PyTorch knows no autocast of the meta device, and raises an error if it is asked for it.
-    if x.is_meta or not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
+    dtype = autocast_dtype(x)
+    if dtype is None:
         return x, state, flat
-    dtype = torch.get_autocast_dtype(x.device.type)
     state = None if state is None else tuple([each.to(dtype) for each in state])
     return x.to(dtype), state, tuple(weight.to(dtype) for weight in flat)

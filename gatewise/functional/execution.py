@@ -10,7 +10,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from gatewise.functional.lengths import bounded, checked_batch_sizes, checked_le
 from gatewise.functional.passes import Guarded, in_plain_pytorch, with_masks
 from gatewise.functional.plan import Particulars, Plan, Settings, plan_of
 from gatewise.functional.resets import copied_resets, refuse_packed
-from gatewise.functional.weights import forms_of
+from gatewise.functional.weights import copied_together, forms_of
 from gatewise.selection import AUTO, FREE, REFERENCE, Preference, kernel_named, preference
 
 _ALL = Needs()
@@ -59,10 +59,12 @@ def execute(
     memory: str,
     cell: Cell | str,
     resets: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute y, h_n and c_n, differentiable; arguments and errors are those of `prepare`.
+    """Compute y, h_n and c_n, differentiable; other arguments and errors are those of `prepare`.
 
-    For a cell with the hidden state alone, `state` may be the tuple of that one tensor, and c_n means nothing.
+    For a cell with the hidden state alone, `state` may be the tuple of that one tensor, and c_n means nothing. `dtype`
+    is the dtype to which autocast converts the weights, None if it does not; x and the states have it already.
     """
     grad_enabled = torch.is_grad_enabled()
     try:
@@ -77,7 +79,15 @@ def execute(
     packed = particulars = None
     if batch_sizes is not None or lengths is not None or resets is not None:
         packed, particulars, resets = _layout_of(None, x, lengths, batch_sizes, resets)
-    plan = _planned(x, state, flat, bidirectional, dropout, needs_grad, kernel, memory, cell, packed, particulars)
+    plan = _planned(
+        x, state, flat, bidirectional, dropout, needs_grad, kernel, memory, cell, packed, particulars, dtype
+    )
+    parameters = flat
+    if dtype is not None:
+        together = not needs_grad or plan.problem.float32_gradients
+        flat = copied_together(flat, dtype) if together else tuple([weight.to(dtype) for weight in flat])
+        if not together:
+            parameters = flat  # the conversions are operators that autograd has recorded
     # A small call takes about as long as this function, so that nothing is prepared for an operator that it does not
     # read, and calls are without `*`, which the interpreter does not inline.
     if plan.operator is not None:
@@ -98,7 +108,7 @@ def execute(
             inputs = with_masks(plan.problem, inputs)
         if needs_grad:
             # The tensors are arguments too, so that autograd finds them.
-            found = _apply(plan, inputs, x, inputs.h0, inputs.c0, *flat)
+            found = _apply(plan, inputs, x, inputs.h0, inputs.c0, *parameters)
         else:
             with torch.no_grad() if grad_enabled else _NOTHING:
                 found = plan.passes.forward(plan.problem, inputs)
@@ -166,6 +176,7 @@ def _planned(
     cell: Cell | str,
     packed: tuple[int, int] | None,
     particulars: Particulars | None,
+    dtype: torch.dtype | None = None,
 ) -> Plan:
     traced = particulars is not None and particulars.traced
     # The preference was read while the graph was traced: `use_kernel` around the compiled call has no effect.
@@ -183,14 +194,15 @@ def _planned(
         # A compiled call has one choice, inside a CUDA graph and outside.
         capture = state_of_capture() if on_gpu and not traced else ""
         left_free = reserved() if on_gpu and needs_grad else 0
-        settings = Settings(wanted, tf32, torch._C._get_cudnn_enabled(), capture, autocast, transformed, left_free)
+        cudnn, converts = torch._C._get_cudnn_enabled(), dtype is not None
+        settings = Settings(wanted, tf32, cudnn, capture, autocast, converts, transformed, left_free)
     # The policy "measure" depends on earlier measurements, and choosing within a budget is logged at every call.
     cached = wanted.policy == "predict" and (particulars is None or particulars.memory_budget is None)
     try:
         return (plan_of if cached else plan_of.__wrapped__)(
             (x.shape, x.dtype, x.device),
             None if state is None else forms_of(state),
-            forms_of(flat),
+            forms_of(flat) if dtype is None else tuple([(each.shape, dtype, each.device) for each in flat]),
             bidirectional,
             dropout,
             needs_grad,
@@ -250,6 +262,39 @@ def _zeros(plan: Plan, x: Tensor) -> tuple[Tensor, Tensor]:
     return initial_states(cell, h0, c0) if cell.initial_states else (h0, c0)
 
 
+class _Parameters(NamedTuple):
+    """The parameters of a call whose weights are copies of them, for a backward pass that is differentiated.
+
+    Attributes:
+        tensors: The parameters.
+        versions: Their versions in the forward pass, by which PyTorch counts changes in place.
+    """
+
+    tensors: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensors: tuple[Tensor, ...]) -> _Parameters:
+        return cls(tensors, _versions(tensors))
+
+    def unchanged(self) -> tuple[Tensor, ...]:
+        """Return the parameters.
+
+        Raises:
+            RuntimeError: A parameter was changed in place since the forward pass.
+        """
+        if _versions(self.tensors) != self.versions:
+            raise RuntimeError(
+                "a weight of a recurrent layer was changed in place between its forward pass and a backward pass with "
+                "`create_graph=True`, which needs the weights of the forward pass. Change weights after that pass."
+            )
+        return self.tensors
+
+
+def _versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
+    return tuple([0 if tensor.is_inference() else tensor._version for tensor in tensors])
+
+
 class _Recurrence(torch.autograd.Function):
     """The plan's passes as one autograd function; when its backward pass is differentiated, plain PyTorch runs."""
 
@@ -262,9 +307,10 @@ class _Recurrence(torch.autograd.Function):
         y, h_n, c_n = (output.data if output._is_view() else output for output in run[:3])
         # The outputs are the caller's, to change in place as those of torch.nn.LSTM: no backward pass reads the final
         # states again, and on a CPU y is read from a copy. On a GPU, changing y is an error, as it is with cuDNN.
-        ctx.save_for_backward(x, h0, c0, *weights, y if y.is_cuda else y.clone(), *inputs.masks, *run.kept)
+        ctx.save_for_backward(x, h0, c0, *inputs.weights, y if y.is_cuda else y.clone(), *inputs.masks, *run.kept)
         ragged = inputs.lengths, inputs.batch_sizes, inputs.resets
         ctx.call = (plan, ragged, len(weights), len(inputs.masks))
+        ctx.parameters = _Parameters.of(weights) if plan.problem.float32_gradients else None
         ctx.spent = False
         ctx.set_materialize_grads(False)
         return y, h_n, c_n
@@ -294,7 +340,7 @@ def _backward(ctx: Any, gradients: Sequence[Tensor | None], follows: bool) -> Se
     inputs = Inputs(x, h0, c0, tuple(others[:count]), lengths, batch_sizes, masks, resets)
     wanted, above = ctx.needs_input_grad[2:], OutputGradients(*gradients)
     if torch.is_grad_enabled():
-        return _differentiable_backward(plan.problem, inputs, above, wanted)
+        return _differentiable_backward(plan.problem, inputs, above, wanted, ctx.parameters)
     passes = Guarded(kernel_named(plan.kernel)) if torch._C._is_any_autocast_enabled() else plan.passes
     again = False
     if ctx.spent:
@@ -335,22 +381,26 @@ def _layout_of(
 
 
 def _differentiable_backward(
-    problem: Problem, inputs: Inputs, gradients: OutputGradients, wanted: tuple[bool, ...]
+    problem: Problem,
+    inputs: Inputs,
+    gradients: OutputGradients,
+    wanted: tuple[bool, ...],
+    parameters: _Parameters | None,
 ) -> list[Tensor | None]:
     # No kernel's backward pass can be differentiated itself. The same call in plain PyTorch can, from the same inputs
     # and the same dropout masks. It reads views of the inputs: where one of them was computed from another one, or two
     # are the same tensor, the gradient of each is that of its own use.
-    views = [tensor.view_as(tensor) for tensor in (inputs.x, inputs.h0, inputs.c0, *inputs.weights)]
-    inputs = inputs._replace(x=views[0], h0=views[1], c0=views[2], weights=tuple(views[3:]))
+    weights = inputs.weights if parameters is None else parameters.unchanged()
+    x, h0, c0, *weights = [tensor.view_as(tensor) for tensor in (inputs.x, inputs.h0, inputs.c0, *weights)]
+    read = weights if parameters is None else [weight.to(problem.dtype) for weight in weights]
+    inputs = inputs._replace(x=x, h0=h0, c0=c0, weights=tuple(read))
     result = in_plain_pytorch(problem, inputs)
     given = [
         (output, gradient)
         for output, gradient in zip(result[:3], gradients, strict=True)
         if gradient is not None and output.requires_grad  # not so a state that counts the steps
     ]
-    sources = [
-        tensor for tensor, want in zip((inputs.x, inputs.h0, inputs.c0, *inputs.weights), wanted, strict=True) if want
-    ]
+    sources = [tensor for tensor, want in zip((inputs.x, inputs.h0, inputs.c0, *weights), wanted, strict=True) if want]
     if not given:
         return [None] * len(wanted)
     found = iter(

@@ -11,7 +11,7 @@ from torch import Tensor
 from gatewise.cells import Cell
 from gatewise.contract.problem import NORMAL
 from gatewise.functional.arguments import check_input
-from gatewise.functional.differentiable import recurrent
+from gatewise.functional.differentiable import autocast_dtype, recurrent
 from gatewise.functional.passes import first_calls_permitted, without_autocast
 from gatewise.functional.weights import Form, forms_of, structure_of
 from gatewise.selection import AUTO, preference
@@ -66,19 +66,6 @@ def steps_directly(x: Tensor, kernel: str) -> bool:
         kernel: The layer's kernel: a name or "auto".
     """
     return x.is_cpu and steps_freely(kernel)
-
-
-def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """Return the dtype to which autocast converts the tensors of a call; None if it converts none.
-
-    It converts none of calls in float64, of those on a device for which it is off, and of meta tensors.
-
-    Args:
-        x: The input.
-    """
-    if x.dtype == torch.float64 or x.is_meta or not torch.is_autocast_enabled(x.device.type):
-        return None
-    return torch.get_autocast_dtype(x.device.type)
 
 
 def check_tensors_of_step(cell: Cell, x: Tensor, weights: Sequence[Tensor]) -> None:

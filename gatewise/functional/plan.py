@@ -89,6 +89,7 @@ class Settings(NamedTuple):
         cudnn_enabled: Whether PyTorch's settings allow cuDNN.
         capture: The state of CUDA graph capture, from `contract.capture.state`.
         autocast: Whether autocast is enabled for any device.
+        converts: Whether autocast converts the weights of this call.
         transformed: Whether a transform of `torch.func` or a derivative in forward mode is active.
         reserved: The number of multiprocessors that backward passes leave free, from `contract.data_parallel`.
     """
@@ -98,6 +99,7 @@ class Settings(NamedTuple):
     cudnn_enabled: bool = True
     capture: str = ""
     autocast: bool = False
+    converts: bool = False
     transformed: bool = False
     reserved: int = 0
 
@@ -179,7 +181,7 @@ def plan_of(
     """
     if plan_of.cache_info().currsize >= _MOST_PLANS:
         plan_of.cache_clear()
-    wanted, allow_tf32, cudnn_enabled, capture, autocast, transformed, left_free = settings or _USUAL_SETTINGS
+    wanted, allow_tf32, cudnn_enabled, capture, autocast, converts, transformed, left_free = settings or _USUAL_SETTINGS
     lengths, projected, memory_budget, traced, empty, resets = particulars or _USUAL_PARTICULARS
     cell = cell_of_mode(cell)
     if projected:
@@ -211,6 +213,8 @@ def plan_of(
             warnings.warn(f"{refusal} {advice}", stacklevel=callers_level())
         if refusal or not problem.rebuilds_gates:
             return Plan(problem, kernel.name, PlainPyTorch(), *shapes, records=True, single_use=False)
+    if converts and needs_grad and kernel.widens_gradients:
+        problem = problem.replace(float32_gradients=True)
     reads_layout = problem.layout in kernel.layouts
     elsewhere = lengths is Layout.HOST_LENGTHS and x[2].type != "cpu"
     straight = reads_layout and not (autocast or capture or elsewhere)

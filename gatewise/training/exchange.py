@@ -24,6 +24,10 @@ nothing was measured between them.
 """
 
 
+def _ignored(weights: Sequence[torch.Tensor]) -> None:
+    """Do nothing with the weights."""
+
+
 class GradientExchange:
     """Replaces the gradients of each process by their means, which are bitwise equal in all processes.
 
@@ -101,7 +105,12 @@ class GradientExchange:
                 hook.remove()
 
     @torch.no_grad()
-    def average(self, weights: Sequence[nn.Parameter], others: Sequence[torch.Tensor] = ()) -> None:
+    def average(
+        self,
+        weights: Sequence[nn.Parameter],
+        others: Sequence[torch.Tensor] = (),
+        arrived: Callable[[Sequence[torch.Tensor]], None] = _ignored,
+    ) -> None:
         """Replace the gradients of weights, and other tensors, by their means over the processes.
 
         Nothing synchronises with the device, so that a CUDA graph can capture it.
@@ -109,22 +118,26 @@ class GradientExchange:
         Args:
             weights: The weights, each with a gradient, the same in all processes and steps.
             others: Further small floating-point tensors of the same shapes in all processes.
+            arrived: A function that is called with weights whose gradients are means by now, while others are still
+                exchanged, until it has been called with all.
         """
-        finish, done = self._turns.rest(), {*self._turns.tensors, *self._rows}
         # All is sent before anything is waited for.
-        for table, rows in self._rows.items():
-            assert table.grad is not None
-            finish.append(rows.start(table.grad))
-        whole = [weight.grad for weight in weights if weight not in done and weight.grad is not None]
-        finish.append(self._processes.start_average([*whole, *others], bfloat16=self._bfloat16))
+        sent: list[tuple[Sequence[torch.Tensor], Finish]] = [
+            ([tensor], finish) for tensor, finish in zip(self._turns.tensors, self._turns.rest(), strict=True)
+        ]
+        sent += [([table], rows.start(_gradient(table))) for table, rows in self._rows.items()]
+        done = {*self._turns.tensors, *self._rows}
+        rest = [weight for weight in weights if weight not in done and weight.grad is not None]
+        whole = [*map(_gradient, rest), *others]
+        sent.append((rest, self._processes.start_average(whole, bfloat16=self._bfloat16)))
         self._rows, self._turns = {}, Turns((), _nothing_to_start)
-        for each in finish:
-            each()
+        for owners, finish in sent:
+            finish()
+            arrived(owners)
 
     def _start(self, weight: torch.Tensor) -> Finish:
-        assert weight.grad is not None
         with torch.no_grad():
-            return self._processes.start_average([weight.grad], bfloat16=self._bfloat16)
+            return self._processes.start_average([_gradient(weight)], bfloat16=self._bfloat16)
 
     def _rows_of(self, loss: torch.Tensor, weights: set[nn.Parameter]) -> dict[torch.Tensor, EmbeddingRows]:
         """Return the rows to send of each embedding that is not sent as a whole."""
@@ -136,7 +149,9 @@ class GradientExchange:
                 if table in weights:
                     numbers = self._numbers(place, -1 if rows is None else len(rows))
                     if rows is not None and self._saves_time(table, rows, numbers):
-                        found[table] = EmbeddingRows(self._processes, rows, max(numbers), bfloat16=self._bfloat16)
+                        found[table] = EmbeddingRows(
+                            self._processes, rows, len(table), max(numbers), bfloat16=self._bfloat16
+                        )
         return found
 
     def _numbers(self, place: int, own: int) -> tuple[int, ...]:
@@ -171,17 +186,19 @@ class EmbeddingRows:
     Args:
         processes: The processes.
         rows: The row numbers of this process, int64 [N] with repetitions.
+        table_rows: The number of rows of the embedding.
         most: The largest number of rows of a process.
         bfloat16: Whether the rows are sent in bfloat16.
     """
 
-    def __init__(self, processes: Processes, rows: torch.Tensor, most: int, *, bfloat16: bool) -> None:
+    def __init__(self, processes: Processes, rows: torch.Tensor, table_rows: int, most: int, *, bfloat16: bool) -> None:
         self._processes, self._bfloat16 = processes, bfloat16
-        self._rows = rows.sort().values
+        self._rows = rows
         # A row that occurs several times is sent once, and zeros otherwise: the number of different rows would have to
-        # be read from the device.
-        repeated = functional.pad(self._rows[1:] == self._rows[:-1], (1, 0)) if len(rows) else rows.bool()
-        self._repeated = repeated.unsqueeze(1)
+        # be read from the device. Which of its places has the row makes no difference to the sum.
+        places = torch.arange(len(rows), device=rows.device)
+        place_of_row = places.new_empty(table_rows).index_put_((rows,), places)
+        self._repeated = (place_of_row[rows] != places).unsqueeze(1)
         self._missing = most - len(rows)
         # The row numbers are on their way while the backward pass runs.
         self._all_rows = processes.start_all_gather(functional.pad(self._rows, (0, self._missing)))
@@ -247,6 +264,11 @@ class Turns:
         """Start what has not been started, and return the functions that wait for the results."""
         self._started += [self._start(tensor) for tensor in self.tensors[len(self._started) :]]
         return self._started
+
+
+def _gradient(weight: torch.Tensor) -> torch.Tensor:
+    assert weight.grad is not None
+    return weight.grad
 
 
 def _nothing_to_start(tensor: torch.Tensor) -> Finish:

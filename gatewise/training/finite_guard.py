@@ -38,13 +38,14 @@ class FiniteGuard:
 
     @torch.no_grad()
     def observe(self, loss: torch.Tensor, state: Any) -> list[torch.Tensor]:
-        """Return scalars that are finite if and only if a loss and the state after it are."""
+        """Return some numbers that are finite if and only if a loss and the state after it are."""
         leaves = [leaf for leaf in flatten(state)[0] if leaf.is_floating_point() and leaf.numel()]
-        return [loss.detach(), *(torch._foreach_norm(leaves, ord=torch.inf) if leaves else ())]
+        # By rows: PyTorch reduces a small tensor to one number, or several tensors, on few multiprocessors.
+        return [loss.detach(), *[leaf.abs().amax(-1) for leaf in leaves]]
 
     @torch.no_grad()
     def check(self, values: Sequence[torch.Tensor]) -> None:
-        """Set the flag if any of the scalars (at least one) is not finite; count the step if the flag is set."""
+        """Set the flag if any of the numbers (at least one) is not finite; count the step if the flag is set."""
         # Zero times a number differs from zero only if the number is not finite, and NaN counts as true.
         wrong = _times_zero(values).any()
         torch.logical_or(self.raised, wrong, out=self._flag)
@@ -80,9 +81,9 @@ class FiniteGuard:
 
 @torch.no_grad()
 def joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a scalar that is 0 if all given scalars are finite, otherwise NaN."""
+    """Return a scalar that is 0 if all given numbers are finite, otherwise NaN."""
     return _times_zero(values).sum()
 
 
 def _times_zero(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.stack([each.float() for each in values]) * 0
+    return torch.cat([each.float().reshape(-1) for each in values]) * 0

@@ -47,6 +47,7 @@ def clipped_update(
     clip_value: float = 0.0,
     guard: FiniteGuard | None = None,
     observed: Sequence[torch.Tensor] = (),
+    size: torch.Tensor | None = None,
 ) -> None:
     """Clip the gradients by their norm, as `torch.nn.utils.clip_grad_norm_` does, and update the weights.
 
@@ -59,10 +60,12 @@ def clipped_update(
         clip_value: The largest absolute value of each gradient, clipped before the norm is computed; 0 for no clipping.
         guard: The guard that checks the gradients before clipping; once its flag is set, nothing is updated.
         observed: Further scalars that the guard checks.
+        size: The size of the gradients (`GradientSize`) if it is known; None to compute it.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     watched = guard is not None or (clip and not clip_value)
-    size = gradient_size(optimizer, clip, clip_value) if watched else None
+    if size is None and watched:
+        size = gradient_size(optimizer, clip, clip_value)
     if guard is not None:
         guard.check([*observed, *([] if size is None else [size])])
         if optimizer.defaults["fused"]:
@@ -84,17 +87,42 @@ def clipped_update(
     optimizer.step()
 
 
-@torch.no_grad()
 def gradient_size(optimizer: torch.optim.Optimizer, clip: float, clip_value: float = 0.0) -> torch.Tensor | None:
-    """Return a scalar that is finite if and only if all gradients are; None if there is no gradient.
+    """Return the size of the gradients of an optimizer's parameters; see `GradientSize`."""
+    size = GradientSize(clip, clip_value)
+    weights = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    size.add(weights)
+    return size.of(weights)
 
-    It is their norm if they are clipped by it, otherwise their largest absolute value, which takes the same time and
-    does not overflow.
+
+class GradientSize:
+    """A scalar that is finite if and only if all gradients are, from parts that are added one after the other.
+
+    It is the norm of all gradients, as `torch.nn.utils.get_total_norm` computes it, if they are clipped by it;
+    otherwise their largest absolute value, which takes the same time and does not overflow.
+
+    Args:
+        clip: The largest norm of all gradients together; 0 for no clipping.
+        clip_value: The largest absolute value of each gradient; 0 for no clipping.
     """
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    gradients = [each.grad for each in parameters if each.grad is not None and each.grad.numel()]
-    order = 2.0 if clip and not clip_value else torch.inf
-    return nn.utils.get_total_norm(gradients, norm_type=order, foreach=True) if gradients else None
+
+    def __init__(self, clip: float, clip_value: float = 0.0) -> None:
+        self._order = 2.0 if clip and not clip_value else torch.inf
+        self._norms: dict[torch.Tensor, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def add(self, weights: Sequence[torch.Tensor]) -> None:
+        """Add the gradients of some weights."""
+        found = {weight: weight.grad for weight in weights if weight.grad is not None and weight.grad.numel()}
+        if found:
+            norms = torch._foreach_norm(list(found.values()), ord=self._order)
+            self._norms.update(zip(found, norms, strict=True))
+
+    @torch.no_grad()
+    def of(self, weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Return the size of the gradients of weights, which does not depend on the parts; None if there is none."""
+        norms = [self._norms[weight] for weight in weights if weight in self._norms]
+        return torch.linalg.vector_norm(torch.stack(norms), self._order) if norms else None
 
 
 def _is_linear(optimizer: torch.optim.Optimizer) -> bool:

@@ -14,7 +14,7 @@ from gatewise.contract.data_parallel import for_data_parallel
 from gatewise.training.carried import detach, flatten
 from gatewise.training.exchange import GradientExchange
 from gatewise.training.finite_guard import FiniteGuard, joined
-from gatewise.training.optimizers import clipped_update, gradient_size
+from gatewise.training.optimizers import GradientSize, clipped_update, gradient_size
 from gatewise.training.precision import autocast
 from gatewise.training.processes import ALONE, Processes
 
@@ -116,8 +116,8 @@ class Step:
         self._processes.broadcast_tensors(buffers)
         copies = guard.copies(buffers)
         loss, after = self._with_gradients(batch, state, self._exchange.during_backward)
-        observed = self._average_gradients(guard.observe(loss, after))
-        clipped_update(self._optimizer, self._clip, self._clip_value, guard, observed)
+        observed, size = self._average_gradients(guard.observe(loss, after))
+        clipped_update(self._optimizer, self._clip, self._clip_value, guard, observed, size)
         guard.put_back(copies)
         return loss, guard.state(state, after)
 
@@ -159,15 +159,20 @@ class Step:
     def _weights(self) -> list[nn.Parameter]:
         return [weight for group in self._optimizer.param_groups for weight in group["params"]]
 
-    def _average_gradients(self, observed: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Average the gradients over the processes, and return scalars that are finite if all gradients are."""
+    def _average_gradients(self, observed: list[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Average the gradients over the processes.
+
+        Returns:
+            Scalars that are finite if all gradients are, and the size of the gradients if it is known.
+        """
         if self._processes.count == 1:
-            return observed
+            return observed, None
         weights = self._weights()
         for weight in weights:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
         # The scalar is averaged in one collective with the small gradients.
         mean = joined(observed).to(weights[-1].dtype)
-        self._exchange.average(weights, [mean])
-        return [mean]
+        size = GradientSize(self._clip, self._clip_value)
+        self._exchange.average(weights, [mean], size.add)
+        return [mean], size.of(weights)

@@ -16,9 +16,9 @@ RUNS = [row for row in map(json.loads, LINES) if "summary" in row]
 PAGE = " ".join((ROOT / "docs" / "how-to" / "tune-a-gpu.md").read_text("utf-8").split())
 
 # The commits of calls whose products by warpgroups were measured.
-WARPGROUPS = "1c2be71", "c0ccf07", "3fcec88", "954331b"
+WARPGROUPS = "1c2be71", "c0ccf07", "3fcec88", "954331b", "c851202"
 # The commits of calls whose gradients by float16 products were measured.
-HALVES = "c06559b", "470f1e8", "7164508", "f8988ef", "c0ccf07", "3fcec88", "954331b"
+HALVES = "c06559b", "470f1e8", "7164508", "f8988ef", "c0ccf07", "3fcec88", "954331b", "c851202"
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: str(run["seed"]))
@@ -65,6 +65,22 @@ def test_single_steps_that_would_be_faster_on_another_kernel_are_counted():
         if row["kernels"][row["chosen"]]["seconds"] > 1.15 * min(each["seconds"] for each in row["kernels"].values())
     ]
     assert f"of the {len(rows)} choices, {len(slower)} took over 15 % longer than the fastest kernel" in PAGE
+
+
+def test_choices_among_calls_of_all_lengths_are_counted():
+    rows = [row for row in map(json.loads, LINES) if row["seed"] == 20261207 and "summary" not in row]
+    seconds = [{name: each["seconds"] for name, each in row["kernels"].items()} for row in rows]
+    slower = [
+        (row, own) for row, own in zip(rows, seconds, strict=True) if own[row["chosen"]] > 1.15 * min(own.values())
+    ]
+    assert f"Of its {len(rows)} choices, two took over 15 % longer than the fastest kernel" in PAGE
+    (single, of_single), (exact, _) = slower
+    assert single["sizes"] == [1, 144, 136, 159, 1]
+    assert f"cuDNN takes {1e6 * of_single['cudnn']:.0f} us and was expected" in PAGE
+    assert round(1e6 * single["kernels"]["cudnn"]["predicted"]) == 35
+    assert exact["sizes"] == [9, 72, 1450, 1450, 1]
+    for name in ("stepwise", "eager"):
+        assert exact["kernels"][name]["seconds"] / exact["kernels"][name]["predicted"] == pytest.approx(2 / 3, abs=0.05)
 
 
 def test_times_that_are_older_than_the_kernels_are_counted():

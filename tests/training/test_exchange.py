@@ -180,8 +180,11 @@ def turns(processes: Processes):
         during = len(sizes)
         for weight in weights:
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        sender.average(weights, [torch.ones(7)])
-    return sizes[:during], sizes[during:], model.spare.weight.grad.numpy(), [each.numel() for each in weights]
+        arrived = []
+        sender.average(weights, [torch.ones(7)], lambda some: arrived.extend((own, own.grad.clone()) for own in some))
+    known = dict(arrived)
+    means = len(known) == len(arrived) == len(weights) and all(torch.equal(known[own], own.grad) for own in weights)
+    return sizes[:during], sizes[during:], model.spare.weight.grad.numpy(), [each.numel() for each in weights], means
 
 
 def frozen(processes: Processes):
@@ -513,8 +516,9 @@ def test_gradients_are_sent_in_the_same_order_by_all_and_during_the_backward_pas
     for other in others:
         assert other[0] == [], "the last weight has the first turn, and no gradient here"
         assert other[0] + other[1] == first[0] + first[1]
-    for _, _, gradient, _ in results["turns"]:
+    for _, _, gradient, _, means in results["turns"]:
         np.testing.assert_allclose(gradient, 1 / count, rtol=1e-6)
+        assert means, "every weight arrived once, with a gradient that did not change any more"
 
 
 def test_a_weight_that_was_frozen_later_stays_as_it_is(found):
@@ -544,7 +548,7 @@ def test_infinite_rows_stay_infinite_and_float64_rows_exact():
     processes = Processes(0, 1, torch.device("cpu"))
     gradient = torch.zeros(5, 2, dtype=torch.float64)
     gradient[3] = torch.tensor([math.inf, 1 / 3], dtype=torch.float64)
-    rows = EmbeddingRows(processes, torch.tensor([3, 3]), 2, bfloat16=False)
+    rows = EmbeddingRows(processes, torch.tensor([3, 3]), 5, 2, bfloat16=False)
     rows.start(gradient)()
     assert gradient[3].tolist() == [math.inf, 1 / 3]
     assert not gradient[[0, 1, 2, 4]].any()

@@ -13,6 +13,7 @@ from gatewise.benchmarks.lstm.report import plain_table
 from gatewise.benchmarks.provenance import commands, provenance
 from gatewise.benchmarks.record import MEASURED, Record, of_device
 from gatewise.benchmarks.scale.captions import CAPTIONS, NO_GRAPH, model_of
+from gatewise.benchmarks.scale.training import TRAININGS
 
 
 class Sizes(NamedTuple):
@@ -42,6 +43,8 @@ class Sizes(NamedTuple):
 def newest(records: Sequence[Record], device: str = "") -> list[Record]:
     """Return the newest record of each row and number of processes on one device, in the order of `rows`.
 
+    Rows that the benchmark no longer has are left out.
+
     Args:
         records: All records of a file, oldest first.
         device: A part of the device's name; empty for the device of the newest record.
@@ -49,7 +52,9 @@ def newest(records: Sequence[Record], device: str = "") -> list[Record]:
     Raises:
         ArgumentError: No record is from such a device.
     """
-    return [record for row in rows(of_device(records, device)).values() for record in row.values()]
+    known = {way for training in TRAININGS.values() for way in training.ways.names}
+    present = [record for record in of_device(records, device) if record.way in known]
+    return [record for row in rows(present).values() for record in row.values()]
 
 
 def rows(records: Sequence[Record]) -> dict[tuple[Sizes, str], dict[int, Record]]:

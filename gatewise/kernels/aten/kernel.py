@@ -61,6 +61,7 @@ class _Aten:
     summary = "PyTorch without cuDNN: oneDNN or the native loop"
     layouts = frozenset({Layout.DENSE, Layout.PACKED})
     sets_up_in_captures = False
+    widens_gradients = False
     # In this order: oneDNN; the fused cell of the native loop on a GPU; the split into gates, which is the only
     # operator that identifies the native loop on a CPU; the product and the nonlinearity of an RNN, whose loop has
     # neither a fused cell nor gates.

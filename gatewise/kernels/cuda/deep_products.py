@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -127,9 +128,13 @@ def widens() -> bool:
 
 
 def bmm(left: Tensor, right: Tensor, out: Tensor, *, adds: bool = False) -> None:
-    """Write the products of two batches of matrices to `out`, or add them to it if `adds` is true."""
+    """Write the products of two batches of matrices to `out`, or add them to it if `adds` is true.
+
+    `out` may be float32 as in `mm`.
+    """
+    wide: dict[str, Any] = {} if out.dtype == left.dtype else {"out_dtype": out.dtype}
     for number, factors in enumerate(parts(left, right)):
         if adds or number:
-            out.baddbmm_(*factors)
+            torch.baddbmm(out, *factors, **wide, out=out)
         else:
-            torch.bmm(*factors, out=out)
+            torch.bmm(*factors, **wide, out=out)

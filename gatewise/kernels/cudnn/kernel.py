@@ -34,6 +34,7 @@ class _Cudnn:
     summary = "cuDNN through PyTorch's operators"
     layouts = frozenset({Layout.DENSE, Layout.PACKED})
     sets_up_in_captures = False
+    widens_gradients = False
     traces = Traces(frozenset({"aten::_cudnn_rnn"}), frozenset({"aten::_cudnn_rnn_backward"}))
 
     def single_use(self, problem: Problem) -> bool:

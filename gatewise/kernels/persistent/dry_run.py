@@ -56,7 +56,8 @@ def _in_one_buffer(problem: Problem, device: Device) -> Memory:
         replay.issue_forward(problem, inputs, result, tokens, scratch)
     needed = scratch.needed
     if problem.needs_grad:
-        into = inputs.x, inputs.h0, inputs.c0, _new(problem, problem.parameter_count)
+        weights = _new(problem, problem.parameter_count, dtype=replay.gradients_dtype(problem))
+        into = inputs.x, inputs.h0, inputs.c0, weights
         # The forward pass has no gradients beside it yet.
         needed -= sum(tensor.nbytes for tensor in into)
         scratch = counting_scratch(problem.dtype, device)

@@ -17,6 +17,7 @@ from torch import Tensor
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
+from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.cuda.allocations import counting_scratch, run_dry
 from gatewise.kernels.cuda.graphs import Replays, product_settings
 from gatewise.kernels.cuda.scratch import Scratch
@@ -25,7 +26,7 @@ from gatewise.kernels.persistent.buffers import order_of, order_of_outputs
 from gatewise.kernels.persistent.launches import Tokens
 from gatewise.kernels.persistent.schedules.schedule import layer_schedule, schedule_of
 from gatewise.kernels.persistent.sizes import layer_pairs, memory
-from gatewise.kernels.persistent.sizes.step import carried_size, carries_hidden
+from gatewise.kernels.persistent.sizes.step import carried_size, carries_hidden, has_fused_passes
 from gatewise.kernels.stack import LayerGradients
 
 _ALL = Needs()
@@ -53,6 +54,7 @@ class Stack(NamedTuple):
         backward_replays: The recordings of backward passes that compute all gradients.
         kept_bytes: The number of bytes that a forward pass keeps.
         parameters: The number of values of all weights.
+        gradients: The dtype of the weights' gradients.
         places: The place of each weight's gradient in their buffer.
         carries_hidden: Whether the hidden state is one of the carried states.
     """
@@ -68,6 +70,7 @@ class Stack(NamedTuple):
     backward_replays: Replays
     kept_bytes: int
     parameters: int
+    gradients: torch.dtype
     places: tuple[buffers.Place, ...]
     carries_hidden: bool
 
@@ -119,7 +122,7 @@ class Stack(NamedTuple):
             dx,
             x.new_empty(*self.hidden) if needs_state else None,
             x.new_empty(*self.cell) if needs_state else None,
-            x.new_empty(self.parameters) if needs_weights else None,
+            x.new_empty(self.parameters, dtype=self.gradients) if needs_weights else None,
         )
         _play(
             replays,
@@ -153,9 +156,18 @@ def stack_of(problem: Problem) -> Stack | None:
         backward_replays=_replays("backward", problem, False, _ALL),
         kept_bytes=kept_bytes(problem),
         parameters=problem.parameter_count,
+        gradients=gradients_dtype(problem),
         places=buffers.places(buffers.weight_shapes(problem)),
         carries_hidden=carries_hidden(problem),
     )
+
+
+def gradients_dtype(problem: Problem) -> torch.dtype:
+    """Return the dtype in which a backward pass computes the gradients of weights."""
+    wide = problem.float32_gradients and problem.element_bytes == 2 and deep_products.widens()
+    if not wide or problem.rebuilds_gates or not has_fused_passes(problem.cell):
+        return problem.dtype
+    return torch.float32
 
 
 @functools.lru_cache(maxsize=4096)
@@ -285,6 +297,8 @@ def issue_backward(
     below, kept = _kept(problem, result, tokens)
     outputs, share = (*below, result.y), directions * problem.weights_per_direction
     weights = () if buffer is None else buffers.views_like(buffer, inputs.weights)
+    vectors = _vectors(weights, inputs.x.dtype, scratch)
+    written = tuple([vectors.get(number, weight) for number, weight in enumerate(weights)])
     between = [tokens.new(scratch, width=problem.output_size) for _ in range(min(2, count - 1))]
     dy = above.y
     for layers in reversed(layer_pairs.turns(problem, scratch.device, backward=True)):
@@ -296,7 +310,7 @@ def issue_backward(
             results = [Result(outputs[own], result.h_n, result.c_n, kept[own]) for own in layers]
             given = stack.layer_of(problem, inputs, layers, x)
             found = LayerGradients(
-                dx, _rows(of_h0, rows), _rows(of_c0, rows), weights[index * share : (last + 1) * share]
+                dx, _rows(of_h0, rows), _rows(of_c0, rows), written[index * share : (last + 1) * share]
             )
             from_above = OutputGradients(dy, _rows(above.h_n, rows), _rows(above.c_n, rows))
             schedule_of(problem, layers).backward(
@@ -304,6 +318,17 @@ def issue_backward(
             )
         if index and dx is not None:
             dy = _dropped(problem, inputs, index - 1, dx, scratch, out=dx)
+    if vectors:
+        torch._foreach_copy_([weights[number] for number in vectors], list(vectors.values()))
+
+
+def _vectors(gradients: tuple[Tensor, ...], dtype: torch.dtype, scratch: Scratch) -> dict[int, Tensor]:
+    """Return memory for the gradients that are vectors and have another dtype than the launches write, by number."""
+    return {
+        number: scratch.new_empty(gradient.shape, dtype=dtype)
+        for number, gradient in enumerate(gradients)
+        if gradient.dim() == 1 and gradient.dtype != dtype
+    }
 
 
 def _mask(problem: Problem, inputs: Inputs, layers: tuple[int, ...]) -> Tensor | None:

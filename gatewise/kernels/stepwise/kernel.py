@@ -37,6 +37,7 @@ class _Stepwise:
     summary = "one library product and one element-wise launch per step"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
     sets_up_in_captures = True
+    widens_gradients = False
     traces = Traces(frozenset({"step_forward"}), frozenset({"step_backward"}))  # entry points in cuda/*.cu
 
     def single_use(self, problem: Problem) -> bool:

@@ -23,6 +23,8 @@ KINDS = [
     PROBLEM.replace(dtype=torch.float32, allow_tf32=True, hidden_size=260),
     PROBLEM.replace(dtype=torch.float32, batch=70),
     PROBLEM.replace(layout=Layout.DEVICE_LENGTHS, bidirectional=True, hidden_size=61),
+    PROBLEM.replace(float32_gradients=True),
+    PROBLEM.replace(hidden_size=60, input_size=31, bidirectional=True, float32_gradients=True),
 ]
 
 

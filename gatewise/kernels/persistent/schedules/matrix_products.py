@@ -256,10 +256,10 @@ def _by_steps(direction: int, dgates: Tensor, outputs: Tensor, state: Tensor) ->
 def _product(
     left: Tensor, right: Tensor, size: int, into: Tensor, scratch: Scratch, *more: tuple[Tensor, Tensor]
 ) -> None:
-    """Write the sum of some products without padding."""
+    """Write the sum of some products without padding; `into` may be float32 where the factors have 16 bits."""
     whole = into.shape == (left.shape[0], right.shape[1])
     with scratch.frame():
-        total = into if whole else scratch.new_empty(left.shape[0], right.shape[1])
+        total = into if whole else scratch.new_empty(left.shape[0], right.shape[1], dtype=into.dtype)
         deep_products.mm(left, right, total)
         for pair in more:
             deep_products.addmm(total, *pair)
