@@ -26,6 +26,12 @@ TEMPORARY = ".gatewise-unfinished-"
 
 _MOST_LINKS = 40
 _UNTOUCHED = "Its old content is unchanged. Free space on the disk, or choose another folder."
+_NO_FILE = {
+    errno.ENOENT: "Create the folder first, or choose another one.",
+    errno.ENOTDIR: "Choose another folder.",
+    errno.EISDIR: "Choose the name of a file.",
+}
+"""The advice where there can be no file at a path, by the number of the error."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -145,7 +151,8 @@ def _sentences(path: Path) -> Iterator[None]:
     except OSError as error:
         # An error raised by a library may have a message but no error number.
         reason = error.strerror or str(error)
-        raise CheckpointError(f"{path} cannot be written: {reason}. {_UNTOUCHED}") from error
+        advice = _NO_FILE.get(error.errno or 0, _UNTOUCHED)
+        raise CheckpointError(f"{path} cannot be written: {reason}. {advice}") from error
 
 
 def _found(path: Path) -> os.stat_result | None:

@@ -127,9 +127,13 @@ def test_standard_output_that_is_a_file_keeps_what_stands_before_and_behind(tmp_
 
 def test_a_folder_is_not_replaced(tmp_path):
     (tmp_path / "folder").mkdir()
-    with pytest.raises(CheckpointError, match="folder cannot be written: Is a directory"):
+    with pytest.raises(
+        CheckpointError, match=r"folder cannot be written: Is a directory\. Choose the name of a file\.$"
+    ):
         write_bytes(tmp_path / "folder", b"x")
-    with pytest.raises(CheckpointError, match="file cannot be written: No such file or directory"):
+    with pytest.raises(
+        CheckpointError, match=r"file cannot be written: No such file or directory\. Create the folder first"
+    ):
         write_bytes(tmp_path / "absent" / "file", b"x")
 
 

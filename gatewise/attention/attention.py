@@ -7,7 +7,6 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from gatewise.attention import explicit
 from gatewise.attention.call import Gradients, Inputs, Result, Saved
@@ -72,7 +71,8 @@ def attend(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute attention: the mean of the values, weighted by the softmax of the scores of each query.
 
-    The function is differentiable once. For the additive score it is equivalent to the PyTorch code below; kernels
+    The function is differentiable any number of times; for a second derivative the call is repeated in PyTorch
+    operators that store everything. For the additive score it is equivalent to the PyTorch code below; kernels
     other than "reference" do not store its [T, S, B, H] tensors for all decoder steps:
 
         total = query[:, None] + keys                                # with norm_weight: layer_norm(total, ...)
@@ -237,7 +237,6 @@ class _Attend(torch.autograd.Function):
         return result.context, result.weights
 
     @staticmethod
-    @once_differentiable
     def backward(  # type: ignore[override]
         ctx: Any, dcontext: Tensor | None, dweights: Tensor | None
     ) -> tuple:
@@ -246,11 +245,14 @@ class _Attend(torch.autograd.Function):
         inputs, (context, *kept) = Inputs(*tensors[: len(Inputs._fields)]), tensors[len(Inputs._fields) :]
         if dcontext is None and dweights is None:
             return (None,) * 12
+        wanted = ctx.needs_input_grad[5:]
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # as with `create_graph`
+            found = explicit.run_differentiable_backward(problem, inputs, (dcontext, dweights), wanted)
+            return (None,) * 5 + found
         dcontext = torch.zeros_like(context) if dcontext is None else dcontext
         saved = Saved(kernel, problem, inputs, Result(context, None, tuple(kept)))
-        found: Gradients = explicit.run_backward(saved, dcontext, dweights)
-        wanted = ctx.needs_input_grad[5:]
-        return (None,) * 5 + tuple(gradient if want else None for gradient, want in zip(found, wanted, strict=True))
+        gradients: Gradients = explicit.run_backward(saved, dcontext, dweights)
+        return (None,) * 5 + tuple(gradient if want else None for gradient, want in zip(gradients, wanted, strict=True))
 
 
 def _is_one_step(query: Tensor) -> bool:

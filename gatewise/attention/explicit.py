@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gatewise.attention import plain
 from gatewise.attention.call import Gradients, Inputs, Result, Saved
 from gatewise.attention.choice import AUTO, choose, kernel_named
 from gatewise.attention.problem import Problem, Score
@@ -81,6 +82,36 @@ def run_backward(
         if into is not None and into.weight is not None:
             dweight = into.weight.add_(dweight)
         return found._replace(query=found.query @ inputs.weight.T, weight=dweight)
+
+
+def run_differentiable_backward(
+    problem: Problem, inputs: Inputs, above: tuple[Tensor | None, Tensor | None], wanted: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the inputs, differentiable: no kernel's backward pass is, but the plain operators are.
+
+    Args:
+        problem: The description of the call.
+        inputs: The inputs of the call.
+        above: The gradients of the context and of the attention weights; None for zero.
+        wanted: Whether the gradient of each input but the lengths is needed.
+    """
+    # Views, so that the gradient of each input is that of its own use where keys were computed from the values.
+    views = [tensor if tensor is None or tensor is inputs.lengths else tensor.view_as(tensor) for tensor in inputs]
+    inputs = Inputs(*views)  # type: ignore[arg-type] - None only where it was None before
+    with torch.autocast(inputs.keys.device.type, enabled=False):
+        outputs = plain.differentiable(problem, _projected(inputs))
+        given = [(output, gradient) for output, gradient in zip(outputs, above, strict=True) if gradient is not None]
+        tensors = (*inputs[:3], *inputs[4:])
+        sources = [tensor for tensor, want in zip(tensors, wanted, strict=True) if want and tensor is not None]
+        found = torch.autograd.grad(
+            [output for output, _ in given],
+            sources,
+            [gradient for _, gradient in given],
+            create_graph=True,
+            allow_unused=True,
+        )
+    each = iter(found)
+    return tuple([next(each) if want else None for want in wanted])
 
 
 def new_sums(saved: Saved | Steps) -> Gradients:

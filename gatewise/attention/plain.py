@@ -94,6 +94,17 @@ def softmax_context(problem: Problem, source: Source, scores: Tensor) -> tuple[T
     return torch.bmm(weights.transpose(0, 1), source.values.transpose(0, 1)).transpose(0, 1), weights
 
 
+def differentiable(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Return the context and the weights of all decoder steps by operators that autograd records, any number of times.
+
+    Args:
+        problem: The description of the call.
+        inputs: The inputs of the call, the query multiplied by the matrix of the general score.
+    """
+    source = Source.of(inputs)
+    return softmax_context(problem, source, score(problem, inputs, source, inputs.query)[0])
+
+
 def replay(
     problem: Problem, inputs: Inputs, source: Source, query: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

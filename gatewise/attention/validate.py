@@ -146,6 +146,9 @@ def _lengths(lengths: Tensor | Sequence[int], source: int, batch: int, device: t
         raise DtypeError(sentence("lengths", "integers", str(given.dtype)))
     if tuple(given.shape) != (batch,):
         raise ShapeError(sentence("lengths", f"of shape {[batch]}", list(given.shape), "Give one for each sequence."))
+    if given.is_meta and device.type != "meta":
+        advice = "Give lengths that have values."
+        raise DeviceError(sentence("lengths", f"on the CPU or on the keys' device '{device}'", "on meta", advice))
     if given.dtype == torch.uint64:
         given = given.to(torch.int64)  # PyTorch has no minimum of unsigned ones
     if not given.is_cuda and batch:

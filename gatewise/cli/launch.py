@@ -170,10 +170,15 @@ class _Request:
         """Return a recipe without the data that it names in another way than the options and settings.
 
         Raises:
-            ArgumentError: The options and settings name data in both ways.
+            ArgumentError: The options and settings name data in both ways, or a name is empty.
         """
         one, *others = self.task.paths
         given = {key.rpartition(".")[2]: value for key, value in (self.options | self.settings).items()}
+        for name in self.task.paths:
+            if given.get(name) == "":  # of a variable of the shell that is not set, for example
+                raise ArgumentError(
+                    sentence(name, "a path or a name", "''", "Leave it out for the data of the recipe.")
+                )
         both = [name for name in others if given.get(name)]
         if given.get(one) and both:
             raise ArgumentError(

@@ -39,18 +39,22 @@ class Columns:
         """Return the feature columns of a file.
 
         Raises:
-            DataError: A column is missing or occurs twice, or no column is left for the features.
+            DataError: A column is missing, occurs twice or is named twice, or no column is left for the features.
         """
         twice = [name for name in header if header.count(name) > 1]
         if twice:
             raise DataError(f"{path} has two columns named {twice[0]!r}. Rename one of them.")
         named = {"sequence_column": self.sequence, "time_column": self.time, "label_column": self.label}
-        for option, name in (*named.items(), *(("features", feature) for feature in self.features)):
-            if name and name not in header:
+        needed = [(option, name) for option, name in named.items() if name]
+        for option, name in (*needed, *(("features", feature) for feature in self.features)):
+            if name not in header:
                 raise DataError(
                     f"{path} has no column {name!r}; its columns are {', '.join(map(repr, header))}. Rename the right "
                     f"one in the file, or name it by `{option}`."
                 )
+        again = [name for name in self.features if self.features.count(name) > 1]
+        if again:
+            raise DataError(f"`features` names the column {again[0]!r} of {path} twice. Name it once.")
         features = list(self.features) or [name for name in header if name not in named.values()]
         if not features:
             raise DataError(f"{path} has no columns beside {', '.join(header)}. Add columns with features.")

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from gatewise.contract.device import Device, tf32_products_allowed
 from gatewise.contract.errors import ArgumentError, ModifiedInPlace, sentence
+from gatewise.contract.once import once_differentiable
 from gatewise.feeding import backward_loop, forward_loop, packing
 from gatewise.feeding.call import Inputs, Options, Weights
 from gatewise.feeding.choice import choose
@@ -166,7 +166,7 @@ class _Decoder(torch.autograd.Function):
         return kept.outputs.detach()  # returning the tensor itself would create a reference cycle with `ctx`
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable("A decoder with input feeding", "A model without input feeding is differentiable twice.")
     def backward(ctx: Any, dy: Tensor) -> tuple:  # type: ignore[override]
         _ = ctx.saved_tensors  # raises if one of them was modified in place
         if ctx.call is None:

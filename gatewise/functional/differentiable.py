@@ -29,7 +29,7 @@ from gatewise.functional.operators import traced
 from gatewise.functional.passes import with_masks
 from gatewise.functional.plan import Particulars
 from gatewise.functional.reversal import Reversal
-from gatewise.functional.torchscript import recorded, recorded_by_steps
+from gatewise.functional.torchscript import recorded
 from gatewise.functional.weights import NestedWeights, flattened
 from gatewise.selection import AUTO, REFERENCE, differentiable_steps
 
@@ -186,27 +186,21 @@ def recurrent(
         order = Reversal.of(x, lengths, batch_sizes)
         resets = order.resets(resets, x)
         x = order.reordered(x)
-    found = None
+    options = lengths, batch_sizes, bidirectional, dropout, kernel, memory
     if not compiling and torch._C._is_tracing():
-        stated, ragged = cell_of_mode(cell), (lengths, batch_sizes)
-        found = recorded(x, _pair(state), flat, *ragged, bidirectional, dropout, stated, resets)
-        if found is None:
-            options = bidirectional, dropout, kernel, memory, stated, resets
-            found = recorded_by_steps(x, state, flat, *ragged, *options)
-    if found is None:
-        options = lengths, batch_sizes, bidirectional, dropout, kernel, memory
-        if compiling or x.is_meta:
+        found = recorded(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
+    elif compiling or x.is_meta:
+        found = traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
+    else:
+        try:
+            found = execute(x, state, flat, *options, cell, resets, dtype)
+        except TypeError:  # symbols, as `make_fx` has for sizes, are no key of a plan
+            given = (x, *(state or ()), *flat)
+            shapes = itertools.chain.from_iterable(each.shape for each in given if each is not None)
+            if not any(isinstance(size, torch.SymInt) for size in shapes):
+                raise
+            flat = flat if dtype is None else tuple([weight.to(dtype) for weight in flat])
             found = traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
-        else:
-            try:
-                found = execute(x, state, flat, *options, cell, resets, dtype)
-            except TypeError:  # symbols, as `make_fx` has for sizes, are no key of a plan
-                given = (x, *(state or ()), *flat)
-                shapes = itertools.chain.from_iterable(each.shape for each in given if each is not None)
-                if not any(isinstance(size, torch.SymInt) for size in shapes):
-                    raise
-                flat = flat if dtype is None else tuple([weight.to(dtype) for weight in flat])
-                found = traced(x, _pair(state), flat, *options, cell_of_mode(cell), resets)
     return found if order is None else (order.reordered(found[0]), *found[1:])
 
 

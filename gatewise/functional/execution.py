@@ -67,11 +67,15 @@ def execute(
     is the dtype to which autocast converts the weights, None if it does not; x and the states have it already.
     """
     grad_enabled = torch.is_grad_enabled()
-    needs_grad = grad_enabled and (
-        x.requires_grad
-        or (state is not None and (state[0].requires_grad or state[-1].requires_grad))
-        or True in map(_requires_grad, flat)
-    )
+    try:
+        needs_grad = grad_enabled and (
+            x.requires_grad
+            or (state is not None and (state[0].requires_grad or state[-1].requires_grad))
+            or True in map(_requires_grad, flat)
+        )
+    except AttributeError:  # of a weight that is None
+        check_tensors(x, None, flat)
+        raise
     packed = particulars = None
     if batch_sizes is not None or lengths is not None or resets is not None:
         packed, particulars, resets = _layout_of(None, x, lengths, batch_sizes, resets)
@@ -178,6 +182,8 @@ def _planned(
     # The preference was read while the graph was traced: `use_kernel` around the compiled call has no effect.
     wanted = Preference(kernel, "predict", "") if traced else preference(kernel)
     on_gpu, autocast = x.is_cuda, torch._C._is_any_autocast_enabled()
+    if dropout is True:  # the cache below would find the plan for 1.0
+        check_options(bidirectional, dropout, memory)
     # A kernel that is named computes derivatives in forward mode if it can, as PyTorch's own kernels do.
     transformed = torch._C._are_functorch_transforms_active() or (
         forward_ad._current_level >= 0 and wanted.kernel in (AUTO, REFERENCE.name)
@@ -382,11 +388,12 @@ def _differentiable_backward(
     parameters: _Parameters | None,
 ) -> list[Tensor | None]:
     # No kernel's backward pass can be differentiated itself. The same call in plain PyTorch can, from the same inputs
-    # and the same dropout masks.
-    weights = inputs.weights
-    if parameters is not None:
-        weights = parameters.unchanged()
-        inputs = inputs._replace(weights=tuple([weight.to(problem.dtype) for weight in weights]))
+    # and the same dropout masks. It reads views of the inputs: where one of them was computed from another one, or two
+    # are the same tensor, the gradient of each is that of its own use.
+    weights = inputs.weights if parameters is None else parameters.unchanged()
+    x, h0, c0, *weights = [tensor.view_as(tensor) for tensor in (inputs.x, inputs.h0, inputs.c0, *weights)]
+    read = weights if parameters is None else [weight.to(problem.dtype) for weight in weights]
+    inputs = inputs._replace(x=x, h0=h0, c0=c0, weights=tuple(read))
     result = in_plain_pytorch(problem, inputs)
     given = [
         (output, gradient)

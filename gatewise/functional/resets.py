@@ -1,7 +1,7 @@
 """The resets of a call, which divide its sequences into episodes: checked, and copied for the call.
 
 A caller may write over its resets after the call, as buffers of experience are, before the backward pass reads them
-again, so the call keeps a copy. Values are never read on the CPU.
+again, so the call keeps a copy. Values are never read on the CPU; every integer but 0 is a reset.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check_resets(resets: Any, shape: Sequence[int], form: str, name: str = "rese
         raise ArgumentError(sentence(name, "a dense tensor", f"one of {resets.layout}", "Call .to_dense() on it."))
     if resets.dtype.is_floating_point or resets.dtype.is_complex:
         advice = "Convert it with .bool()."
-        raise DtypeError(sentence(name, "bool, or integers that are 0 or 1", resets.dtype, advice))
+        raise DtypeError(sentence(name, "bool or integers", resets.dtype, advice))
     if tuple(resets.shape) != tuple(shape):
         each = "step" if name == "resets" else "sequence"
         raise ShapeError(sentence(name, f"one value for each {each}, {form} = {list(shape)}", list(resets.shape)))

@@ -31,75 +31,42 @@ def recorded(
     batch_sizes: Tensor | None,
     bidirectional: bool,
     dropout: float,
-    cell: Cell,
-    resets: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Compute a call by PyTorch's operator of whole layers, whatever the kernel; the tracer records any sizes.
-
-    Args:
-        x: The input [T, B, I], or [N, I] with `batch_sizes`.
-        state: The initial states, or None.
-        flat: The weights in torch's flat order.
-        lengths: The lengths [B], all of them positive, or None.
-        batch_sizes: The batch size at each step [T] of a packed batch, or None.
-        bidirectional: Whether every layer has a reverse direction.
-        dropout: The probability of dropping an output between layers.
-        cell: The cell.
-        resets: The steps at which episodes begin [T, B], or None.
-
-    Returns:
-        y, h_n and c_n, as of `recurrent`; None for a call that PyTorch has no operator for, unless it is exported.
-
-    Raises:
-        ArgumentError: PyTorch has no operator for the call, and it is exported to ONNX.
-    """
-    if not in_pytorch(cell) or resets is not None:
-        if not torch.onnx.is_in_onnx_export():
-            return None
-        got = f"the cell {cell.name}" if resets is None else "resets"
-        advice = "Export it with dynamo=True."
-        raise ArgumentError(sentence("call", "one that PyTorch has an operator for with dynamo=False", got, advice))
-    with _not_recorded():  # sizes of recorded tensors are tensors
-        found = structure_while_traced(flat, bidirectional, len(cell.gates))
-    if lengths is not None:
-        return _padded(found, x, state, flat, lengths, dropout, cell)
-    h0, c0 = _zeros(found, x, x.shape[1] if batch_sizes is None else batch_sizes[0], cell) if state is None else state
-    return by_pytorch(found, x, h0, c0, flat, batch_sizes, dropout, cell)
-
-
-def recorded_by_steps(
-    x: Tensor,
-    state: tuple[Tensor, ...] | None,
-    flat: tuple[Tensor, ...],
-    lengths: Tensor | Sequence[int] | None,
-    batch_sizes: Tensor | None,
-    bidirectional: bool,
-    dropout: float,
     kernel: str,
     memory: str,
     cell: Cell,
     resets: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute a call that PyTorch has no operator for by operators for each step; the tracer records these T steps.
+    """Compute a call by operators of PyTorch: a tracer records neither kernels nor functions with a backward pass.
 
-    A tracer records neither the launches of a kernel nor a function with a backward pass of its own.
+    PyTorch's operator of whole layers computes the call whatever the kernel, and is recorded for any sizes. A call that
+    PyTorch has no operator for is computed step by step, and recorded for this T.
 
     Args:
         x: The input [T, B, I], or [N, I] with `batch_sizes`.
         state: The initial states, or None.
         flat: The weights in torch's flat order.
-        lengths: The lengths [B], or None.
+        lengths: The lengths [B], or None; all of them positive where PyTorch has an operator.
         batch_sizes: The batch size at each step [T] of a packed batch, or None.
         bidirectional: Whether every layer has a reverse direction.
         dropout: The probability of dropping an output between layers.
-        kernel: "auto", or the name of the reference kernel.
+        kernel: "auto", or the name of a kernel.
         memory: "normal" or "lean", which makes no difference.
         cell: The cell.
         resets: The steps at which episodes begin [T, B], or None.
 
+    Returns:
+        y, h_n and c_n, as of `recurrent`.
+
     Raises:
-        KernelRefused: Another kernel is named.
+        ArgumentError: PyTorch has no operator for the call, and it is exported to ONNX.
+        KernelRefused: PyTorch has no operator for the call, and another kernel than the reference is named.
     """
+    if in_pytorch(cell) and resets is None:
+        return _whole(x, state, flat, lengths, batch_sizes, bidirectional, dropout, cell)
+    if torch.onnx.is_in_onnx_export():
+        got = f"the cell {cell.name}" if resets is None else "resets"
+        advice = "Export it with dynamo=True."
+        raise ArgumentError(sentence("call", "one that PyTorch has an operator for with dynamo=False", got, advice))
     wanted = preference(kernel)
     if wanted.kernel not in (AUTO, REFERENCE.name):
         expectation = f"{AUTO!r} or {REFERENCE.name!r} in torch.jit.trace for a call that PyTorch has no operator for"
@@ -115,14 +82,31 @@ def recorded_by_steps(
         rows, _, size = plan.h0_shape
         batch: Any = x.shape[1] if batch_sizes is None else batch_sizes[0]
         zeros = x.new_zeros(rows, batch, size), x.new_zeros(rows, batch, plan.problem.states_size)
-        h0, c0 = initial_states(cell, *zeros)
-    else:
-        h0, c0 = state if len(state) == 2 else (state[0], state[0].new_zeros(*state[0].shape[:2], 0))
-    given = Inputs(x, h0, c0, flat, lengths, batch_sizes, resets=None if resets is None else resets.bool())
+        state = initial_states(cell, *zeros)
+    given = Inputs(x, *state, flat, lengths, batch_sizes, resets=None if resets is None else resets.bool())
     # The tracer checks the graph of a call with gradients by recording one without them, which must be the same one.
     with torch.enable_grad():
         result = PlainPyTorch().recorded(plan.problem, given)
     return result.y, result.h_n, result.c_n
+
+
+def _whole(
+    x: Tensor,
+    state: tuple[Tensor, Tensor] | None,
+    flat: tuple[Tensor, ...],
+    lengths: Tensor | Sequence[int] | None,
+    batch_sizes: Tensor | None,
+    bidirectional: bool,
+    dropout: float,
+    cell: Cell,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute a call by PyTorch's operator of whole layers."""
+    with _not_recorded():  # sizes of recorded tensors are tensors
+        found = structure_while_traced(flat, bidirectional, len(cell.gates))
+    if lengths is not None:
+        return _padded(found, x, state, flat, lengths, dropout, cell)
+    h0, c0 = _zeros(found, x, x.shape[1] if batch_sizes is None else batch_sizes[0], cell) if state is None else state
+    return by_pytorch(found, x, h0, c0, flat, batch_sizes, dropout, cell)
 
 
 def _padded(

@@ -1,4 +1,4 @@
-"""Checks of the arguments of models: their sizes, probabilities, tokens and targets.
+"""Checks of the arguments of models: their sizes, tokens and targets.
 
 Tokens are checked only after PyTorch has refused them, as it does on a CPU. On a GPU, reading their values would wait
 for all work before them.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
+from gatewise.nn.arguments import checked_size
 
 TOKEN_ERRORS = (IndexError, TypeError, ValueError, RuntimeError)
 """The errors by which PyTorch refuses tokens and targets."""
@@ -26,19 +26,7 @@ def check_sizes(sizes: Mapping[str, object]) -> None:
         ArgumentError: One of them is not.
     """
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 1:
-            raise ArgumentError(sentence(name, "a positive integer", repr(size)))
-
-
-def check_rates(rates: Mapping[str, Any]) -> None:
-    """Check that rates, by their names, are probabilities below 1.
-
-    Raises:
-        ArgumentError: One of them is not.
-    """
-    for name, rate in rates.items():
-        if isinstance(rate, bool) or not isinstance(rate, numbers.Real) or not 0 <= float(rate) < 1:
-            raise ArgumentError(sentence(name, "a probability in [0, 1)", repr(rate)))
+        checked_size(name, size)
 
 
 def check_forbidden(forbidden: object) -> None:
@@ -111,13 +99,46 @@ def check_targets(targets: object, shape: Sequence[int], count: int, error: Exce
 
     Raises:
         ArgumentError: They are not a tensor, or one is out of the range.
-        DtypeError: They are no integers.
+        DtypeError: They are not int64.
         ShapeError: They are of another shape.
     """
     check_tokens("targets", targets, count, error)
     assert isinstance(targets, Tensor)
+    if targets.dtype != torch.int64:
+        raise DtypeError(sentence("targets", "int64", targets.dtype, "Convert them with .long().")) from error
     if tuple(targets.shape) != tuple(shape):
         raise ShapeError(sentence("targets", f"of shape {list(shape)}", list(targets.shape))) from error
+
+
+def check_pairs(inputs: Tensor, targets: object) -> None:
+    """Check that there is a target for each token of the input; the order of both is the same only if the shapes are.
+
+    Args:
+        inputs: The tokens that a model has read.
+        targets: The targets.
+
+    Raises:
+        ArgumentError: The targets are not a tensor.
+        ShapeError: They are of another shape, or it is not [T, B].
+    """
+    if inputs.dim() != 2:
+        raise ShapeError(sentence("inputs", "a tensor of tokens [T, B]", list(inputs.shape)))
+    if not isinstance(targets, Tensor):
+        check_tokens("targets", targets, 0)
+    elif targets.shape != inputs.shape:
+        raise ShapeError(sentence("targets", f"of shape {list(inputs.shape)}", list(targets.shape)))
+
+
+def as_int64(tokens: Tensor) -> Tensor:
+    """Return integers of another width as int64, by which PyTorch indexes; anything else as it is, to be refused."""
+    if (
+        not isinstance(tokens, Tensor)
+        or tokens.is_floating_point()
+        or tokens.is_complex()
+        or tokens.dtype == torch.bool
+    ):
+        return tokens
+    return tokens.long()
 
 
 def check_lengths_of(name: str, lengths: object) -> None:

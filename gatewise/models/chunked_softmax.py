@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from gatewise.contract.device import Device, tf32_products_allowed
+from gatewise.contract.once import once_differentiable
 from gatewise.contract.triton_kernels import TritonLaunch
 from gatewise.models import fused_softmax
-from gatewise.models.softmax import is_plain, product_dtype, token_losses
+from gatewise.models.softmax import ONCE, is_plain, product_dtype, token_losses
 from gatewise.models.widening import copied, is_aligned, widened, widened_rows
 
 CHUNK_BYTES = 128 << 20
@@ -194,7 +195,7 @@ class _WeightedLoss(torch.autograd.Function):
         return (losses * shares).sum()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable(*ONCE)
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         scale, hidden_gradient, weight_sum, bias_sum = ctx.saved_tensors
         size, vocabulary, *dtypes = ctx.forms

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
-from gatewise.models.arguments import TOKEN_ERRORS, check_lengths_of, check_rates, check_sizes, check_targets
+from gatewise.contract.ranges import PROBABILITY
+from gatewise.models.arguments import TOKEN_ERRORS, check_lengths_of, check_sizes, check_targets
 from gatewise.nn import LSTM
 
 POOLINGS = ("mean", "last", "max")
@@ -68,9 +69,9 @@ class SequenceClassifier(nn.Module):
         check_sizes({"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers})
         if not isinstance(classes, numbers.Integral) or classes < 0 or classes == 1:
             raise ArgumentError(sentence("classes", "at least 2, or 0 to predict a number", repr(classes)))
-        check_rates({"dropout": dropout, "layer_dropout": layer_dropout})
-        if pooling not in POOLINGS:
-            raise ArgumentError(sentence("pooling", f"one of {', '.join(POOLINGS)}", repr(pooling)))
+        PROBABILITY.check("dropout", dropout)
+        PROBABILITY.check("layer_dropout", layer_dropout)
+        _check_pooling(pooling)
         self.classes = classes
         self.pooling = pooling
         between = layer_dropout if num_layers > 1 else 0.0
@@ -97,15 +98,30 @@ class SequenceClassifier(nn.Module):
         Args:
             inputs: The steps of the training sequences [N, F]; a constant feature keeps the scale 1.
             targets: The numbers to predict [N]; None leaves `target_mean` and `target_scale` unchanged.
+
+        Raises:
+            ArgumentError: A number is infinite or NaN.
+            ShapeError: They are no tensors of these shapes, or there is not one step or number.
         """
-        for values, mean, scale in (
-            (inputs, self.input_mean, self.input_scale),
-            (targets, self.target_mean, self.target_scale),
-        ):
-            if values is not None:
-                deviation, average = torch.std_mean(values.double(), 0, correction=0)
-                mean.copy_(average)
-                scale.copy_(deviation.where(deviation > 0, 1.0))
+        expectations = f"a tensor of steps [N, F] with F = {len(self.input_mean)}", "a tensor of numbers [N]"
+        given = {
+            "inputs": (inputs, self.input_mean, self.input_scale),
+            "targets": (targets, self.target_mean, self.target_scale),
+        }
+        found = []
+        for (name, (values, mean, scale)), expectation in zip(given.items(), expectations, strict=True):
+            if values is None and name == "targets":
+                continue
+            if not isinstance(values, torch.Tensor) or values.shape[1:] != mean.shape or not len(values):
+                got = list(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+                raise ShapeError(sentence(name, f"{expectation}, N at least 1", got))
+            deviation, average = torch.std_mean(values.double(), 0, correction=0)
+            if not deviation.isfinite().all():
+                raise ArgumentError(sentence(name, "finite numbers", "infinity or NaN"))
+            found.append((mean, average, scale, deviation.where(deviation > 0, 1.0)))
+        for mean, average, scale, deviation in found:
+            mean.copy_(average)
+            scale.copy_(deviation)
 
     def forward(self, inputs: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
         """Predict the scores or the number of every sequence.
@@ -132,12 +148,20 @@ class SequenceClassifier(nn.Module):
             The cross-entropy in nats, or the squared error in units of `target_scale`.
         """
         answer = self._answer(batch.inputs, batch.lengths)
+        if not len(answer):
+            advice = "The mean loss of no sequences is not a number."
+            raise ShapeError(
+                sentence("inputs", "of at least one sequence, [T, B, F]", list(batch.inputs.shape), advice)
+            )
         if self.classes:
             try:
                 return functional.cross_entropy(answer, batch.targets), None
             except TOKEN_ERRORS as error:
                 check_targets(batch.targets, answer.shape[:1], self.classes, error)
                 raise
+        if not isinstance(batch.targets, torch.Tensor):
+            advice = "torch.as_tensor makes one of an array or a list."
+            raise ArgumentError(sentence("targets", "a tensor of numbers", type(batch.targets).__name__, advice))
         if batch.targets.shape != answer.shape[:1]:  # otherwise it would be broadcast
             expectation = f"one number for each sequence, {list(answer.shape[:1])}"
             raise ShapeError(sentence("targets", expectation, list(batch.targets.shape)))
@@ -157,6 +181,7 @@ class SequenceClassifier(nn.Module):
         return self.output(self.output_dropout(self._pooled(hidden, last, lengths)))
 
     def _pooled(self, hidden: torch.Tensor, last: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+        _check_pooling(self.pooling)  # an attribute, which programs may set
         if self.pooling == "last":
             return torch.cat(tuple(last[-(1 + self.lstm.bidirectional) :]), dim=-1)
         if lengths is None:
@@ -166,3 +191,8 @@ class SequenceClassifier(nn.Module):
         behind = torch.arange(len(hidden), device=hidden.device)[:, None] >= lengths
         behind[0] = False  # keeps the zero output at step 0 of a sequence of length 0
         return hidden.masked_fill(behind[:, :, None], -torch.inf).amax(0)
+
+
+def _check_pooling(pooling: object) -> None:
+    if pooling not in POOLINGS:
+        raise ArgumentError(sentence("pooling", f"one of {', '.join(POOLINGS)}", repr(pooling)))

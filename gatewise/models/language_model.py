@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.contract.ranges import AMOUNT
-from gatewise.models.arguments import TOKEN_ERRORS, check_rates, check_sizes, check_targets, embedded
+from gatewise.contract.errors import ArgumentError, ShapeError, sentence
+from gatewise.contract.ranges import AMOUNT, PROBABILITY
+from gatewise.models.arguments import TOKEN_ERRORS, check_pairs, check_sizes, check_targets, embedded
 from gatewise.models.chunked_softmax import mean_token_loss
 from gatewise.models.locked_dropout import LockedDropout, with_dropped_words
 from gatewise.models.lstm_stack import LSTMStack, StackState
@@ -101,7 +101,8 @@ class LanguageModel(nn.Module):
             "word_dropout": word_dropout,
             "weight_dropout": weight_dropout,
         }
-        check_rates(rates)
+        for name, rate in rates.items():
+            PROBABILITY.check(name, rate)
         check_flag("locked", locked)
         check_flag("tied", tied)
         if isinstance(last_hidden_size, bool) or not isinstance(last_hidden_size, numbers.Integral):
@@ -171,8 +172,17 @@ class LanguageModel(nn.Module):
 
         Returns:
             The loss in nats per token, a scalar; and the state after the last step, still attached to the graph.
+
+        Raises:
+            ArgumentError: Inputs or targets are not a tensor, or, on a CPU, one of them is not in the vocabulary.
+            DtypeError: They are no integers.
+            ShapeError: There are no tokens, or the targets are of another shape than the inputs.
         """
         plain, dropped, state = self._outputs(batch.inputs, state, "inputs")
+        check_pairs(batch.inputs, batch.targets)
+        if not batch.inputs.numel():
+            advice = "The mean loss of no tokens is not a number."
+            raise ShapeError(sentence("inputs", "of at least one token, [T, B]", list(batch.inputs.shape), advice))
         rows, targets = self._narrow(dropped).flatten(0, 1), batch.targets.flatten()
         try:
             loss = mean_token_loss(rows, self.output.weight, self.output.bias, targets)
@@ -194,6 +204,8 @@ class LanguageModel(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, LanguageState]:
         """Return the output of the last LSTM layer without and with dropout, and the state."""
         inputs = embedded(self.embedding, name, tokens)
+        if inputs.dim() not in (2, 3):
+            raise ShapeError(sentence(name, "tokens [T, B], or [T] of one sequence", list(tokens.shape)))
         if self.training and self.word_dropout:
             inputs = with_dropped_words(inputs, tokens, self.embedding.num_embeddings, self.word_dropout)
         plain, after = self.lstm(self.embedding_dropout(inputs), state)

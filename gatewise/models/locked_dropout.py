@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.ranges import Range
+
+_RATE = Range("from 0 to 1", 0, 1)
 
 
 class LockedDropout(nn.Module):
@@ -26,12 +28,12 @@ class LockedDropout(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
-        if not 0 <= p <= 1:  # NaN too
-            raise ArgumentError(sentence("p", "from 0 to 1", p))
+        _RATE.check("p", p)
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the input [T, B, H], in training mode with dropped units."""
+        _RATE.check("p", self.p)  # an attribute, which programs may set
         return x * _mask(x[:1], self.p) if self.training and self.p else x
 
     def extra_repr(self) -> str:
@@ -47,7 +49,11 @@ def with_dropped_words(embedded: Tensor, tokens: Tensor, vocabulary_size: int, r
         tokens: The tokens, int64 [...], of any shape.
         vocabulary_size: The number of different tokens, V.
         rate: The probability of dropping a word; the embeddings of the others are multiplied by 1 / (1 - rate).
+
+    Raises:
+        ArgumentError: `rate` is not from 0 to 1.
     """
+    _RATE.check("word_dropout", rate)
     # The same as a mask of the rows of the embedding matrix, without a copy of it.
     return embedded * _mask(embedded.new_empty(vocabulary_size), rate)[tokens].unsqueeze(-1)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.nn import LSTM
 
 StackState = tuple[tuple[torch.Tensor, torch.Tensor], ...]
@@ -40,7 +41,14 @@ class LSTMStack(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: torch.Tensor, state: StackState | None = None) -> tuple[torch.Tensor, StackState]:
-        """Compute the output of the last layer [T, B, H] and the states after the last step; None means zeros."""
+        """Compute the output of the last layer [T, B, H] and the states after the last step; None means zeros.
+
+        Raises:
+            ArgumentError: There are states for another number of layers.
+        """
+        if state is not None and (not isinstance(state, (tuple, list)) or len(state) != len(self.layers)):
+            got = f"{len(state)} of them" if isinstance(state, (tuple, list)) else type(state).__name__
+            raise ArgumentError(sentence("state", f"a pair (h, c) for each of {len(self.layers)} layers", got))
         finals = []
         for number, layer in enumerate(self.layers):
             x, final = layer(self.dropout(x) if number else x, None if state is None else state[number])

@@ -12,15 +12,9 @@ from torch import Tensor, nn
 from gatewise import feeding
 from gatewise.attention import Score
 from gatewise.attention.choice import AUTO, kernel_named
-from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.models.arguments import (
-    TOKEN_ERRORS,
-    check_lengths_of,
-    check_rates,
-    check_sizes,
-    check_targets,
-    embedded,
-)
+from gatewise.contract.errors import ArgumentError, ShapeError, sentence
+from gatewise.contract.ranges import PROBABILITY
+from gatewise.models.arguments import TOKEN_ERRORS, check_lengths_of, check_pairs, check_sizes, check_targets, embedded
 from gatewise.models.chunked_softmax import weighted_token_loss
 from gatewise.models.locked_dropout import with_dropped_words
 from gatewise.nn import LSTM, LSTMCell
@@ -169,7 +163,8 @@ class Seq2Seq(nn.Module):
             "weight_dropout": weight_dropout,
             "label_smoothing": label_smoothing,
         }
-        check_rates(rates)
+        for name, rate in rates.items():
+            PROBABILITY.check(name, rate)
         check_flag("input_feeding", input_feeding)
         check_flag("attention_layer_norm", attention_layer_norm)
         if isinstance(padding, bool) or not isinstance(padding, numbers.Integral):
@@ -263,7 +258,9 @@ class Seq2Seq(nn.Module):
             On a GPU, float32 products with the output weights that may be rounded to TensorFloat-32 are computed in
             float16, which has as many mantissa bits, and accumulated in float32.
         """
+        PROBABILITY.check("label_smoothing", self.label_smoothing)  # an attribute, which programs may set
         attended = self._attended(*self.encode(batch.source, batch.source_lengths), batch.inputs)
+        check_pairs(batch.inputs, batch.targets)
         rows, targets = self._narrowed(attended).flatten(0, 1), batch.targets.flatten()
         shares = (targets != self.padding) * batch.token_weight
         try:
@@ -293,13 +290,16 @@ class Seq2Seq(nn.Module):
         """
         check_lengths_of("lengths", lengths)
         first, *more = self.encoder
-        values, (final, _) = first(self._embedded(self.source_embedding, "source", source), lengths=lengths)
+        read = self._embedded(self.source_embedding, "source", source)
+        if read.dim() != 3:
+            raise ShapeError(sentence("source", "a tensor of tokens [S, B]", list(source.shape)))
+        values, (final, _) = first(read, lengths=lengths)
         final = torch.cat(tuple(final), -1)
         for layer in more:
             values, (states, _) = layer(self.layer_dropout(values), lengths=lengths)
             final = states[-1]
         batch = source.shape[1]
-        hidden, cell = self.start(final).view(batch, 2, self.decoder_layers, -1).permute(1, 2, 0, 3)
+        hidden, cell = self.start(final).view(batch, 2, self.decoder_layers, self.hidden_size).permute(1, 2, 0, 3)
         state = DecoderState(hidden.tanh(), cell.contiguous(), final.new_zeros(batch, self.hidden_size))
         return Memory(values, self.attention.keys(values), lengths), state
 
@@ -315,6 +315,9 @@ class Seq2Seq(nn.Module):
             The logits of the next token [B, target_size], the next state, and the attention weights [B, S].
         """
         inputs = self._embedded(self.target_embedding, "tokens", tokens)
+        if inputs.shape[:-1] != state.hidden.shape[1:2]:
+            expectation = f"one token for each sentence, {list(state.hidden.shape[1:2])}"
+            raise ShapeError(sentence("tokens", expectation, list(tokens.shape)))
         if self.input_feeding:
             hidden, cell = self._cells(inputs, state)
         else:
@@ -334,7 +337,13 @@ class Seq2Seq(nn.Module):
 
     def _attended(self, memory: Memory, state: DecoderState, inputs: Tensor) -> Tensor:
         """Run the decoder over given tokens, int64 [T, B], and return its attentional outputs [T, B, H]."""
+        source = memory.values.shape[:2]
+        if not source.numel():
+            raise ShapeError(sentence("source", "at least one token and one sentence, [S, B]", list(source)))
         read = self._embedded(self.target_embedding, "inputs", inputs)
+        if read.dim() != 3 or not len(read) or read.shape[1] != source[1]:
+            expectation = f"one or more tokens for each sentence, [T, B] with B = {source[1]}"
+            raise ShapeError(sentence("inputs", expectation, list(inputs.shape)))
         if not self.input_feeding:
             hidden, _ = self.decoder(read, (state.hidden, state.cell))
             context = self.attention(hidden, memory.values, memory.lengths, keys=memory.keys)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gatewise.contract.once import once_differentiable
 from gatewise.models.widening import copied, is_aligned, widened
 
 # Whether the current code runs inside `plain_softmax`.
@@ -30,6 +31,13 @@ def plain_softmax() -> Iterator[None]:
 def is_plain() -> bool:
     """Return whether the current code runs inside `plain_softmax`."""
     return _plain.get()
+
+
+ONCE = (
+    "The loss over a vocabulary",
+    "Compute it within `gatewise.models.softmax.plain_softmax()`, or by torch.nn.functional.cross_entropy.",
+)
+"""What is differentiable once, and what to do for a second derivative."""
 
 
 def token_losses(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
@@ -90,7 +98,7 @@ class _TokenLosses(torch.autograd.Function):
         return losses
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable(*ONCE)
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the stub takes no named gradients
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor | None, ...]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.errors import ShapeError, sentence
+from gatewise.models.arguments import as_int64
 from gatewise.models.beam_search import beam_search
 from gatewise.models.greedy_search import GreedyGraphs, greedy_search
 from gatewise.models.search import Decoder, Search, Translation
@@ -21,8 +22,8 @@ def translate(
 
     Args:
         model: The model, in evaluation mode.
-        source: The source tokens, int64 [S, B], on the device of the model.
-        lengths: The number of tokens of each sentence, int64 [B], on the same device.
+        source: The source tokens, integers [S, B], on the device of the model.
+        lengths: The number of tokens of each sentence, integers [B], on the same device.
         search: The options of the search.
         graphs: CUDA graphs of this model's steps, which make greedy search faster on a GPU; see
             `gatewise.models.greedy_search`.
@@ -39,6 +40,7 @@ def translate(
         raise ShapeError(sentence("source", "a tensor of tokens [S, B]", got))
     if not source.shape[1]:
         return []
+    source, lengths = as_int64(source), as_int64(lengths)
     if search.beam_size == 1:
         return greedy_search(model, source, lengths, search, graphs)
     return beam_search(model, source, lengths, search)

@@ -6,7 +6,7 @@ import math
 import numbers
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from gatewise.cells import Cell, candidate_changed, check_statement, is_shipped
 from gatewise.cells.step import next_states
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
 from gatewise.contract.pytorch import is_exporting
+from gatewise.contract.ranges import PROBABILITY
 from gatewise.functional.arguments import check_dropout, check_memory, check_name, check_reverse
 
 
@@ -42,18 +43,33 @@ def checked_sizes(
     Raises:
         ArgumentError: A size is not an integer or too small, or the projection is not smaller than the hidden size.
     """
-    given = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
-    sizes: dict[str, int] = {}
-    for name, value in given.items():
-        least = least_input if name == "input_size" else 1
-        if not isinstance(value, numbers.Integral) or value < least:
-            raise ArgumentError(sentence(name, "a positive integer" if least else "an integer from 0 on", repr(value)))
-        sizes[name] = int(value)
-    most = sizes["hidden_size"] - 1
-    if not isinstance(proj_size, numbers.Integral) or not 0 <= int(proj_size) <= most:
+    features = checked_size("input_size", input_size, least_input)
+    units, layers = checked_size("hidden_size", hidden_size), checked_size("num_layers", num_layers)
+    most = units - 1
+    # False means 0, as in PyTorch's layer.
+    if proj_size is True or not isinstance(proj_size, numbers.Integral) or not 0 <= int(proj_size) <= most:
         expectation = f"an integer from 0 to hidden_size - 1 = {most}"
         raise ArgumentError(sentence("proj_size", expectation, repr(proj_size), "0 means no projection."))
-    return Sizes(**sizes, proj_size=int(proj_size))
+    return Sizes(features, units, layers, int(proj_size))
+
+
+def checked_size(name: str, value: object, least: int = 1) -> int:
+    """Return a size, which may be an integer of NumPy, as an integer of Python.
+
+    Args:
+        name: The name of the argument.
+        value: The size.
+        least: The least size, 0 or 1.
+
+    Raises:
+        ArgumentError: It is not an integer, or too small.
+    """
+    # PyTorch's layers take True for 1, but a flag in the place of a size was meant for another argument.
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        expectation = "a positive integer" if least else "an integer from 0 on"
+        advice = "Give flags, such as `bidirectional`, by their names." if isinstance(value, bool) else ""
+        raise ArgumentError(sentence(name, expectation, repr(value), advice))
+    return int(value)
 
 
 def check_cell(cell: object) -> None:
@@ -127,7 +143,7 @@ def check_layer_options(
     check_reverse(reverse, bidirectional)
 
 
-def check_rate(name: str, rate: object) -> float:
+def check_rate(name: str, rate: Any) -> float:
     """Return the rate of a dropout inside the recurrence, checked.
 
     Args:
@@ -137,8 +153,7 @@ def check_rate(name: str, rate: object) -> float:
     Raises:
         ArgumentError: The rate is not a number in [0, 1).
     """
-    if not isinstance(rate, numbers.Real) or isinstance(rate, bool) or not 0.0 <= float(rate) < 1.0:
-        raise ArgumentError(sentence(name, "a number from 0 up to, but not including, 1", repr(rate)))
+    PROBABILITY.check(name, rate)
     return float(rate)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from gatewise.attention import Score, attend
 from gatewise.attention.choice import AUTO, kernel_named
 from gatewise.contract.errors import ArgumentError, DtypeError, GatewiseError, ShapeError, sentence
+from gatewise.nn.arguments import check_dtype, check_flag, checked_size
 from gatewise.nn.call_errors import check_dense
 
 
@@ -39,6 +40,7 @@ class Attention(nn.Module):
 
     Raises:
         ArgumentError: An argument has a wrong type or is out of range.
+        DtypeError: `dtype` is not one of floating-point numbers.
         KernelRefused: No attention kernel is named `kernel`.
 
     Examples:
@@ -74,10 +76,10 @@ class Attention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        sizes = {"query_size": query_size, "source_size": source_size, "hidden_size": hidden_size or query_size}
-        for name, value in sizes.items():
-            if not isinstance(value, int) or value < 1:
-                raise ArgumentError(sentence(name, "a positive integer", repr(value)))
+        query_size, source_size = checked_size("query_size", query_size), checked_size("source_size", source_size)
+        hidden_size = query_size if hidden_size is None else checked_size("hidden_size", hidden_size)
+        check_flag("layer_norm", layer_norm)
+        check_dtype(dtype)
         if score not in {each.value for each in Score}:
             raise ArgumentError(sentence("score", "'additive', 'dot' or 'general'", repr(score)))
         if layer_norm and score != "additive":
@@ -88,8 +90,8 @@ class Attention(nn.Module):
         if kernel != AUTO:
             kernel_named(kernel)
         self.query_size, self.source_size = query_size, source_size
-        self.hidden_size = sizes["hidden_size"]
-        self.score, self.layer_norm, self.kernel = score, bool(layer_norm), kernel
+        self.hidden_size = hidden_size
+        self.score, self.layer_norm, self.kernel = score, layer_norm, kernel
         made = {"device": device, "dtype": dtype}
 
         def parameter(wanted: bool, *shape: int) -> nn.Parameter | None:

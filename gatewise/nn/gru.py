@@ -138,10 +138,10 @@ class GRU(nn.GRU):
                 padding after the end of a sequence is not read, `output` is zero there, and the final states are those
                 at the end. Lengths on the GPU are never copied to the CPU.
             resets: The steps at which episodes begin, [T, B], or [B, T] with `batch_first`, or [T] for one sequence;
-                bool, or integers that are 0 or 1, on the input's device. Where it is set, all states before the step
-                are zero, and no gradient flows back from the step through them. The reverse direction carries no state
-                across the border either. At the first step, it sets the initial states of the forward direction to
-                zero.
+                bool, or integers, which are set unless they are 0, on the input's device. Where it is set, all states
+                before the step are zero, and no gradient flows back from the step through them. The reverse direction
+                carries no state across the border either. At the first step, it sets the initial states of the forward
+                direction to zero.
 
         Returns:
             The output of the last layer, [T, B, D*H] in the arrangement of `input`, and the final hidden state of every

@@ -16,7 +16,7 @@ from gatewise.functional.differentiable import recurrent
 from gatewise.nn import pytorch_layer, torchscript
 from gatewise.nn.arguments import check_pair
 from gatewise.nn.call_errors import CALL_ERRORS, restate
-from gatewise.nn.pytorch_layer import check_options_were_given, weights_of
+from gatewise.nn.pytorch_layer import check_assigned_options, weights_of
 from gatewise.nn.sequences import run_one, run_packed, time_first
 from gatewise.nn.stream import stream
 from gatewise.nn.symbolic import recorded
@@ -150,10 +150,10 @@ class LSTM(nn.LSTM):
                 padding after the end of a sequence is not read, `output` is zero there, and the final states are those
                 at the end. Lengths on the GPU are never copied to the CPU.
             resets: The steps at which episodes begin, [T, B], or [B, T] with `batch_first`, or [T] for one sequence;
-                bool, or integers that are 0 or 1, on the input's device. Where it is set, all states before the step
-                are zero, and no gradient flows back from the step through them. The reverse direction carries no state
-                across the border either. At the first step, it sets the initial states of the forward direction to
-                zero.
+                bool, or integers, which are set unless they are 0, on the input's device. Where it is set, all states
+                before the step are zero, and no gradient flows back from the step through them. The reverse direction
+                carries no state across the border either. At the first step, it sets the initial states of the forward
+                direction to zero.
 
         Returns:
             The output of the last layer, [T, B, D*R] in the arrangement of `input`, and the final states of every layer
@@ -214,11 +214,12 @@ def _run(
     lengths: Tensor | Sequence[int] | None = None,
     resets: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    if layer.reverse or layer.weight_dropout:
-        check_options_were_given(layer)
+    rate = layer.weight_dropout
+    if type(rate) is not float or rate or layer.reverse:
+        check_assigned_options(layer)
     weights = weights_of(layer)
-    if layer.weight_dropout and layer.training:
-        weights = with_dropped_weights(weights, len(layer._all_weights[0]), layer.weight_dropout)
+    if rate and layer.training:
+        weights = with_dropped_weights(weights, len(layer._all_weights[0]), rate)
     y, h_n, c_n = recurrent(
         x,
         state,  # type: ignore[arg-type] - a pair

@@ -99,8 +99,8 @@ def initialise(
         setattr(layer, _GIVEN, (rate, reverse))
 
 
-def check_options_were_given(layer: Any) -> None:
-    """Check that options on which results depend were not assigned to a layer of a subclass after its constructor.
+def check_assigned_options(layer: Any) -> None:
+    """Check the options on which results depend where they are not the defaults: programs may assign them.
 
     A class that was written for PyTorch's layer may have an attribute of its own named `reverse`, and flip the sequence
     itself. The layer would flip it back.
@@ -109,8 +109,10 @@ def check_options_were_given(layer: Any) -> None:
         layer: The layer.
 
     Raises:
-        ArgumentError: `weight_dropout` or `reverse` is set, and was not when the constructor returned.
+        ArgumentError: `weight_dropout` is no probability below 1, or the layer is one of a subclass, and
+            `weight_dropout` or `reverse` was not set when its constructor returned.
     """
+    check_rate("weight_dropout", layer.weight_dropout)
     given = getattr(layer, _GIVEN, None)
     if given is None:
         return
@@ -194,12 +196,19 @@ def weights_of_cell(cell: Any) -> tuple[Any, ...]:
 
     They are looked up in every call, as those of a layer. Attribute access finds a parameter only after an
     AttributeError.
+
+    Raises:
+        ArgumentError: A matrix is None.
     """
     found = cell._parameters
     try:
-        return found["weight_ih"], found["weight_hh"], found["bias_ih"], found["bias_hh"]
+        weights = found["weight_ih"], found["weight_hh"], found["bias_ih"], found["bias_hh"]
     except KeyError:
-        return cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
+        weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
+    if weights[0] is None or weights[1] is None:
+        name = "weight_ih" if weights[0] is None else "weight_hh"
+        raise ArgumentError(sentence(name, "a tensor", "None", "Assign a parameter to it."))
+    return weights
 
 
 def _named(layer: Any, name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -30,6 +30,7 @@ from gatewise.nn.arguments import (
 )
 from gatewise.nn.call_errors import CALL_ERRORS, restate
 from gatewise.nn.recurrent_matrix import checked_structure, initialise_, matrix_of, product_of, shapes_of
+from gatewise.nn.recurrent_weights import kinds, misfit, names_beyond, names_of, refuse_missing, suffixes
 from gatewise.nn.sequences import run_one, run_packed, time_first
 from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
 from gatewise.nn.stream import stream
@@ -214,10 +215,10 @@ class Recurrent(nn.Module):
                 padding after the end of a sequence is not read, `output` is zero there, and the final states are those
                 at the end.
             resets: The steps at which episodes begin, [T, B], or [B, T] with `batch_first`, or [T] for one sequence;
-                bool, or integers that are 0 or 1, on the input's device. Where it is set, all states before the step
-                are zero, or what `cell.initial_states` says, and no gradient flows back from the step through them. The
-                reverse direction carries no state across the border either. At the first step, the initial states of
-                the forward direction are not read.
+                bool, or integers, which are set unless they are 0, on the input's device. Where it is set, all states
+                before the step are zero, or what `cell.initial_states` says, and no gradient flows back from the step
+                through them. The reverse direction carries no state across the border either. At the first step, the
+                initial states of the forward direction are not read.
             return_steps: Whether to return the states and gate sums of every step as a third result. The steps are then
                 computed by PyTorch operators that autograd records, as in a plain loop.
 
@@ -297,9 +298,12 @@ class Recurrent(nn.Module):
         # The compiler reads no cache, such as that of their names, and warns of it.
         flat = [weight for each in self.all_weights for weight in each] if compiling else self.flat_weights()
         weights = tuple(flat)
-        if self.weight_dropout and self.training:
-            each = len(weights) // (self.num_layers * (1 + self.bidirectional))
-            weights = with_dropped_weights(weights, each, self.weight_dropout)
+        rate = self.weight_dropout
+        if type(rate) is not float or rate:
+            check_rate("weight_dropout", rate)
+            if self.training:
+                each = len(weights) // (self.num_layers * (1 + self.bidirectional))
+                weights = with_dropped_weights(weights, each, rate)
         options: dict[str, Any] = {
             "lengths": lengths,
             "bidirectional": self.bidirectional,
@@ -344,18 +348,35 @@ class Recurrent(nn.Module):
         """The weights, one list for each direction of each layer: matrices, biases, parameters of the cell.
 
         The recurrent matrices are [G*H, H]; with `heads` or `recurrent_rank` they are computed from the parameters.
+
+        Raises:
+            ShapeError: A weight is missing, because the sizes of the layer have been changed.
         """
-        suffixes = _suffixes(self.num_layers, self.bidirectional)
-        return [self._weights_of(suffix, matrix_of(self, suffix)) for suffix in suffixes]
+        try:
+            return [
+                self._weights_of(suffix, matrix_of(self, suffix))
+                for suffix in suffixes(self.num_layers, self.bidirectional)
+            ]
+        except AttributeError as error:  # of which PyTorch would say that there is no attribute `all_weights`
+            refuse_missing(self, shapes_of(self), error)
+            raise
 
     def flat_weights(self) -> list[Tensor]:
         """Return the weights of `all_weights` in one list.
 
         Weights that are parameters are looked up together, as those of PyTorch's layers are: attribute access finds a
         parameter only after an AttributeError.
+
+        Raises:
+            ShapeError: The sizes of the layer have been changed, and do not fit its weights.
         """
-        if type(self).all_weights is Recurrent.all_weights and self.heads == 1 and not self.recurrent_rank:
-            names = _names(self.num_layers, self.bidirectional, self.bias, tuple(self.cell.parameters))
+        if type(self).all_weights is not Recurrent.all_weights:
+            return [weight for each in self.all_weights for weight in each]
+        beyond = names_beyond(self.num_layers, self.bidirectional, self.bias)
+        if not self._parameters.keys().isdisjoint(beyond):
+            raise misfit(self, f"{next(name for name in beyond if name in self._parameters)} too")
+        if self.heads == 1 and not self.recurrent_rank:
+            names = names_of(self.num_layers, self.bidirectional, self.bias, tuple(self.cell.parameters))
             try:
                 return [*map(self._parameters.__getitem__, names)]  # type: ignore[list-item]
             except KeyError:  # a parametrization, or a plain tensor in the place of a parameter
@@ -374,12 +395,16 @@ class Recurrent(nn.Module):
         if self.heads == 1 and not self.recurrent_rank:
             return self.all_weights, None
         kind = "weight_rh" if self.recurrent_rank else "weight_hh"
-        suffixes = [f"_l{layer}" for layer in range(self.num_layers)]
-        weights = [self._weights_of(suffix, getattr(self, kind + suffix)) for suffix in suffixes]
-        return weights, [product_of(self, suffix, dtype) for suffix in suffixes]
+        ends = suffixes(self.num_layers, False)
+        try:
+            weights = [self._weights_of(end, getattr(self, kind + end)) for end in ends]
+        except AttributeError as error:
+            refuse_missing(self, shapes_of(self), error)
+            raise
+        return weights, [product_of(self, end, dtype) for end in ends]
 
     def _weights_of(self, suffix: str, w_hh: Tensor) -> list[Tensor]:
-        _, _, *others = _kinds(self.bias, self.cell.parameters)
+        _, _, *others = kinds(self.bias, self.cell.parameters)
         return [getattr(self, f"weight_ih{suffix}"), w_hh, *[getattr(self, kind + suffix) for kind in others]]
 
     stream = stream
@@ -420,18 +445,3 @@ class Recurrent(nn.Module):
 
     def __prepare_scriptable__(self) -> NoReturn:
         refuse_script("Recurrent")
-
-
-def _suffixes(layers: int, bidirectional: bool) -> list[str]:
-    """Return the last parts of the names of weights, one for each direction of each layer."""
-    return [f"_l{layer}{way}" for layer in range(layers) for way in ("", "_reverse")[: 1 + bidirectional]]
-
-
-def _kinds(bias: bool, parameters: Iterable[str]) -> list[str]:
-    """Return the first parts of the names of the weights of a direction."""
-    return ["weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if bias else ()), *parameters]
-
-
-@functools.lru_cache(maxsize=256)
-def _names(layers: int, bidirectional: bool, bias: bool, parameters: tuple[str, ...]) -> list[str]:
-    return [kind + suffix for suffix in _suffixes(layers, bidirectional) for kind in _kinds(bias, parameters)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gatewise.cells import Cell, StatementError
-from gatewise.contract.errors import sentence
+from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.functional.arguments import check_name
 from gatewise.functional.differentiable import recurrent
@@ -77,7 +77,7 @@ class RecurrentCell(nn.Module):
 
     heads = 1  # of layers that were saved before there were the options
     recurrent_rank = 0
-    weight_ih: nn.Parameter
+    weight_ih: nn.Parameter | None
     bias_ih: nn.Parameter | None
     bias_hh: nn.Parameter | None
 
@@ -135,8 +135,9 @@ class RecurrentCell(nn.Module):
                 beside the hidden one this is a tuple: the hidden state, and the others in the order of `cell.states`,
                 all of one shape. If None, states are zero, or what `cell.initial_states` says.
             resets: The rows in which an episode begins at this step [B], or one value [] without a batch; bool, or
-                integers that are 0 or 1, on the input's device. Where it is set, the states before the step are not
-                read: they are zero, or what `cell.initial_states` says, and no gradient flows back through them.
+                integers, which are set unless they are 0, on the input's device. Where it is set, the states before the
+                step are not read: they are zero, or what `cell.initial_states` says, and no gradient flows back through
+                them.
 
         Returns:
             The states after the step, in the form of `hx`.
@@ -154,6 +155,8 @@ class RecurrentCell(nn.Module):
         states = None if hx is None else checked_states(self.cell, hx)
         # Weights are looked up in every call, because parametrizations compute them and functional_call replaces them.
         w_ih = self.weight_ih
+        if w_ih is None:
+            raise ArgumentError(sentence("weight_ih", "a tensor", "None", "Assign a parameter to it."))
         check_step(input, states, self.input_size, self.hidden_size, w_ih.dtype)
         if resets is not None:
             check_resets(resets, input.shape[:-1], "[B]" if input.dim() == 2 else "[]")

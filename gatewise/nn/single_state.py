@@ -16,7 +16,7 @@ from gatewise.contract.errors import ShapeError, sentence
 from gatewise.functional.differentiable import recurrent
 from gatewise.nn.arguments import check_state, check_step
 from gatewise.nn.call_errors import CALL_ERRORS, restate, restate_step
-from gatewise.nn.pytorch_layer import check_options_were_given, weights_of, weights_of_cell
+from gatewise.nn.pytorch_layer import check_assigned_options, weights_of, weights_of_cell
 from gatewise.nn.sequences import run_one, run_packed, time_first
 from gatewise.nn.symbolic import recorded
 from gatewise.nn.weight_dropout import with_dropped_weights
@@ -72,11 +72,12 @@ def _run(
 ) -> tuple[Tensor, tuple[Tensor]]:
     if states is not None and states[0].dim() != 3:
         raise ShapeError(sentence("hx", "a state of [L*D, B, H]", list(states[0].shape)))
-    if layer.reverse or layer.weight_dropout:
-        check_options_were_given(layer)
+    rate = layer.weight_dropout
+    if type(rate) is not float or rate or layer.reverse:
+        check_assigned_options(layer)
     weights = weights_of(layer)
-    if layer.weight_dropout and layer.training:
-        weights = with_dropped_weights(weights, len(layer._all_weights[0]), layer.weight_dropout)
+    if rate and layer.training:
+        weights = with_dropped_weights(weights, len(layer._all_weights[0]), rate)
     y, h_n, _ = recurrent(
         x,
         states,

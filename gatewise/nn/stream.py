@@ -212,8 +212,9 @@ class Stream:
         """Set states to those of a new sequence: zero, or what `cell.initial_states` says.
 
         Args:
-            rows: The sequences to reset [B], bool, or integers that are 0 or 1, on the device of the layer's weights;
-                their values are not read on the CPU. None for all sequences. NaN in a row that is reset is gone.
+            rows: The sequences to reset [B], bool, or integers, which are set unless they are 0, on the device of the
+                layer's weights; their values are not read on the CPU. None for all sequences. NaN in a row that is
+                reset is gone.
 
         Raises:
             ArgumentError: `rows` is no dense tensor, or the call is traced as a call of the stream must not be.

@@ -44,6 +44,36 @@ def leaves(inputs):
     )
 
 
+@pytest.mark.parametrize("kernel", ["reference", "recompute"])
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("lengths", [None, [3, 0]], ids=str)
+def test_second_derivatives(score, kernel, lengths):
+    problem = Problem(2, 3, 2, 4, 4, dtype=torch.float64, needs_grad=True, ragged=lengths is not None)
+    inputs = leaves(make_inputs(problem.replace(**SCORES[score]), lengths))
+    names = [
+        name for name, tensor in inputs._asdict().items() if tensor is not None and name not in ("keys", "lengths")
+    ]
+
+    def call(*tensors):
+        given = inputs._replace(**dict(zip(names, tensors, strict=True)))
+        # The keys are computed from the values: the gradient of the values must not have the part of the keys twice.
+        given = given._replace(keys=given.values.sin())
+        return attend(problem.replace(**SCORES[score]), given, kernel=kernel, need_weights=True)
+
+    tensors = [getattr(inputs, name) for name in names]
+    above = [torch.randn_like(output) for output in call(*tensors)]
+    first = torch.autograd.grad(call(*tensors), tensors, above)
+    torch.testing.assert_close(torch.autograd.grad(call(*tensors), tensors, above, create_graph=True), first)
+    assert torch.autograd.gradgradcheck(call, tensors, atol=1e-4, fast_mode=True)
+
+
+def test_second_derivatives_of_a_call_without_positions():
+    query, keys, values = (torch.randn(size, 2, 4, dtype=torch.float64, requires_grad=True) for size in (3, 0, 0))
+    context = attention.attend(query, keys, values, score="dot")
+    (found,) = torch.autograd.grad(context.sum(), query, create_graph=True)
+    assert not found.any()
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("score", SCORES)
 def test_autograd_agrees_with_float64(score, kernel):
@@ -180,6 +210,14 @@ def test_autocast_computes_in_its_dtype():
     inputs = make_inputs(PROBLEM, LENGTHS)
     with torch.autocast("cpu", torch.bfloat16):
         assert attend(PROBLEM, inputs).dtype == torch.bfloat16
+
+
+def test_lengths_without_values_are_refused():
+    lengths = torch.tensor([7, 4], device="meta")
+    with pytest.raises(
+        gatewise.DeviceError, match="`lengths` must be on the CPU or on the keys' device 'cpu', got on meta"
+    ):
+        attention.attend(Q, K, V, lengths, v=W)
 
 
 Q, K, V, W = torch.zeros(5, 2, 3), torch.zeros(7, 2, 3), torch.zeros(7, 2, 4), torch.zeros(3)

@@ -7,6 +7,7 @@ import inspect
 import math
 import typing
 
+import numpy as np
 import pytest
 import typer
 
@@ -53,7 +54,7 @@ def test_every_number_of_a_recipe_has_a_range(recipe, key, kind):
     [
         (COUNT, (1, 2**31 - 1), (0, -1, 2**31, math.nan)),
         (POSITIVE, (1e-300, 1e300), (0.0, -1.0, math.inf, math.nan)),
-        (PROBABILITY, (0.0, 0.999), (1.0, -0.1, math.nan)),
+        (PROBABILITY, (0.0, 0.999), (1.0, -0.1, math.nan, np.float32("nan"))),
         (SHARE, (0.001, 1.0), (0.0, 1.001, math.nan)),
         (Range("a finite number"), (-1e308, 0, 1e308), (math.inf, -math.inf, math.nan)),
     ],
@@ -193,6 +194,23 @@ def test_an_empty_path_is_not_the_current_folder(gatewise, words, option):
     answer = gatewise(*words)
     assert answer.status == 2
     assert f"Invalid value for '{option}': '' is no path; the current folder is '.'." in answer.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("lm", option, "") for option in ("--text", "--train", "--valid")),
+        ("lm", "--set", "text.source="),
+        *(("classify", option, "") for option in ("--data", "--test")),
+        *(("nmt", option, "") for option in ("--data", "--train-source")),
+    ],
+    ids=" ".join,
+)
+def test_data_of_no_name_is_not_other_data(gatewise, words):
+    answer = gatewise("train", *words, "--output", "run")
+    assert answer.status == 1
+    option = "--text" if "--set" in words else words[1]
+    assert f"`{option}` must be a path or a name, got ''. Leave it out for the data of the recipe." in answer.err
 
 
 def test_a_folder_whose_path_is_not_utf8_is_refused(gatewise, small):

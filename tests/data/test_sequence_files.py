@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import zipfile
 
@@ -125,6 +126,14 @@ def test_dates_are_times(read):
 def test_a_byte_order_mark_blank_lines_and_quotes_are_no_trouble(read):
     text = "\ufeff" + GOOD.replace("\n", "\r\n").replace("b,2", '\r\n"b",2')
     same(read(text), read(GOOD))
+
+
+def test_features_that_are_named_wrongly_are_refused(read):
+    nameless = refusal(lambda: read(GOOD, columns=Columns(features=("x", ""))))
+    assert "has no column ''; its columns are 'sequence', " in nameless
+    assert nameless.endswith("or name it by `features`.")
+    twice = refusal(lambda: read(GOOD, columns=Columns(features=("x", "y", "x"))))
+    assert re.fullmatch(r"`features` names the column 'x' of .*steps\.csv twice\. Name it once\.", twice)
 
 
 # Errors in a CSV file, and the messages about them.

@@ -271,3 +271,11 @@ def test_an_in_place_change_before_the_backward_pass_is_an_error():
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         outputs.sum().backward()
     call.run().sum().backward()
+
+
+def test_a_second_derivative_is_refused_and_the_first_follows():
+    call = Call()
+    outputs = call.run()
+    with pytest.raises(RuntimeError, match=r"A decoder with input feeding is differentiable once, .* A model without"):
+        torch.autograd.grad(outputs, [call.keys], call.dy, create_graph=True)
+    compare(call.results(outputs), call.results(call.plain()), 1e-7, 1e-9)

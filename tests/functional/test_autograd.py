@@ -58,6 +58,42 @@ def test_derivatives_with_lengths(kernel, lengths):
     assert gradgradcheck(ragged, inputs)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"memory": "lean"}, {"lengths": [3, 1]}, {"resets": torch.tensor([[0, 0], [1, 0], [0, 1]])}],
+    ids=str,
+)
+def test_inputs_that_are_computed_from_each_other_get_their_own_gradients(options):
+    call, (x, _, _, w_ih, *others) = make("eager")
+
+    def dependent(x, w_ih, *others):
+        h0 = (x.mean(0) @ w_ih[:3].t().tanh())[None]  # of the input and of a weight
+        w_hh, *biases = others
+        return call(x, h0, h0, w_ih, w_hh * x.mean(), *biases, **options)
+
+    leaves = x, w_ih, others[0].detach().requires_grad_(), *others[1:]
+    above = [torch.randn_like(output) for output in dependent(*leaves)]
+    first = torch.autograd.grad(dependent(*leaves), leaves, above)
+    torch.testing.assert_close(torch.autograd.grad(dependent(*leaves), leaves, above, create_graph=True), first)
+    assert gradgradcheck(dependent, leaves)
+
+
+def test_weights_that_are_one_tensor_get_the_gradients_of_both_uses():
+    call, (x, h0, c0, _, *others) = make("eager", num_layers=2)
+    w_hh, b_ih, b_hh = others[:3]
+    square = torch.randn_like(w_hh).requires_grad_()
+    x = torch.randn(3, 2, 3, dtype=torch.float64, requires_grad=True)
+
+    def tied(*leaves):
+        x, h0, c0, *weights = leaves
+        return call(x, h0, c0, *weights, *weights, memory="lean")
+
+    leaves = x, h0, c0, square, w_hh, b_ih, b_hh
+    above = [torch.randn_like(output) for output in tied(*leaves)]
+    first = torch.autograd.grad(tied(*leaves), leaves, above)
+    torch.testing.assert_close(torch.autograd.grad(tied(*leaves), leaves, above, create_graph=True), first)
+
+
 @pytest.mark.parametrize("kernel", ["eager", "aten"])
 def test_only_what_requires_a_gradient_gets_one(kernel):
     call, inputs = make(kernel)

@@ -154,7 +154,7 @@ BAD += [
     *[
         (
             DtypeError,
-            f"`resets` must be bool, or integers that are 0 or 1, got {dtype}. Convert it with .bool().",
+            f"`resets` must be bool or integers, got {dtype}. Convert it with .bool().",
             lambda dtype=dtype: explicit(resets=RESETS.to(dtype)),
         )
         for dtype in (torch.float32, torch.complex64)

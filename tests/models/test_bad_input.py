@@ -76,6 +76,109 @@ def test_tokens_are_integers_in_a_tensor():
     refused(ShapeError, expected, lambda: translate(translator, TOKENS[0], LENGTHS, Search(1, 2)))
 
 
+@pytest.mark.parametrize("shape", [(0, 2), (3, 0)])
+def test_a_mean_loss_needs_a_token(shape):
+    model, tokens = language_model(), torch.zeros(shape, dtype=torch.int64)
+    expected = f"`inputs` must be of at least one token, [T, B], got {list(shape)}."
+    refused(ShapeError, expected, lambda: model.loss(batch_of(inputs=tokens, targets=tokens)))
+    logits, _ = model(tokens)
+    assert logits.shape == (*shape, 10)
+
+
+def test_targets_are_in_the_order_of_the_inputs():
+    for model in (language_model(), Seq2Seq(10, 12, 4, 6)):
+        for targets in (TOKENS.t(), TOKENS.flatten()):  # as many, but of other steps and sequences
+            expected = f"`targets` must be of shape [3, 2], got {list(targets.shape)}."
+            refused(ShapeError, expected, lambda model=model, targets=targets: model.loss(batch_of(targets=targets)))
+        expected = "`targets` must be a tensor of integers, got ndarray."
+        refused(ArgumentError, expected, lambda model=model: model.loss(batch_of(targets=TOKENS.numpy())))
+
+
+def test_a_loss_needs_tokens_of_steps_and_sequences():
+    model, tokens = language_model(), TOKENS[:, 0]
+    expected = "`inputs` must be a tensor of tokens [T, B], got [3]."
+    refused(ShapeError, expected, lambda: model.loss(batch_of(inputs=tokens, targets=tokens)))
+    assert model(tokens)[0].shape == (3, 10)  # one sequence
+    refused(
+        ShapeError,
+        "`tokens` must be tokens [T, B], or [T] of one sequence, got [3, 2, 1].",
+        lambda: model(TOKENS[..., None]),
+    )
+    expected = "`targets` must be int64, got torch.int32. Convert them with .long()."
+    refused(DtypeError, expected, lambda: model.loss(batch_of(targets=TOKENS.int())))
+
+
+def test_a_stack_of_layers_needs_a_state_for_each():
+    model = language_model(last_hidden_size=3)
+    _, state = model(TOKENS)
+    for wrong, got in ((state[:1], "1 of them"), ("ab", "str")):
+        expected = f"`state` must be a pair (h, c) for each of 2 layers, got {got}."
+        refused(ArgumentError, expected, lambda wrong=wrong: model(TOKENS, wrong))
+
+
+@pytest.mark.parametrize("input_feeding", [False, True])
+def test_a_translation_model_names_the_shape_that_does_not_fit(input_feeding):
+    model = Seq2Seq(10, 12, 4, 6, input_feeding=input_feeding)
+    expected = "`source` must be a tensor of tokens [S, B], got [3]."
+    refused(ShapeError, expected, lambda: model(TOKENS[:, 0], LENGTHS[:1], TOKENS))
+    for source, lengths in ((TOKENS[:0], LENGTHS * 0), (TOKENS[:, :0], LENGTHS[:0])):
+        expected = f"`source` must be at least one token and one sentence, [S, B], got {list(source.shape)}."
+        inputs = TOKENS[:, : source.shape[1]]
+        refused(ShapeError, expected, lambda given=(source, lengths, inputs): model(*given))
+    for inputs in (TOKENS[:0], TOKENS[:, :1], TOKENS[:, 0]):
+        got = f"got {list(inputs.shape)}."
+        expected = f"`inputs` must be one or more tokens for each sentence, [T, B] with B = 2, {got}"
+        refused(ShapeError, expected, lambda inputs=inputs: model(TOKENS, LENGTHS, inputs))
+    memory, state = model.encode(TOKENS, LENGTHS)
+    for tokens in (TOKENS[0, :1], TOKENS):
+        expected = f"`tokens` must be one token for each sentence, [2], got {list(tokens.shape)}."
+        refused(ShapeError, expected, lambda tokens=tokens: model.step(tokens, memory, state))
+
+
+@pytest.mark.parametrize("smoothing", [2, 1.0, -0.1, float("nan"), "0.1"])
+def test_label_smoothing_that_is_assigned_is_checked_by_the_next_loss(smoothing):
+    model = Seq2Seq(10, 12, 4, 6)
+    model.label_smoothing = smoothing
+    expected = "`label_smoothing` must be a probability in [0, 1), got "
+    refused(ArgumentError, expected, lambda: model.loss(batch_of()))
+    model.label_smoothing = 0
+    assert model.loss(batch_of())[0].isfinite()
+
+
+def test_a_pooling_that_is_assigned_is_checked_by_the_next_call():
+    model = SequenceClassifier(3, 4, 5)
+    model.pooling = "sum"
+    expected = "`pooling` must be one of mean, last, max, got 'sum'."
+    refused(ArgumentError, expected, lambda: model(torch.zeros(5, 2, 3)))
+
+
+def test_what_a_model_is_standardized_by_is_checked_before_anything_is_set():
+    model, good = SequenceClassifier(3, 0, 5), torch.arange(12.0).reshape(4, 3)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    expected = "`inputs` must be a tensor of steps [N, F] with F = 3, N at least 1, got "
+    for wrong, got in ((good[None], [1, 4, 3]), (good[:0], [0, 3]), (good[:, :2], [4, 2]), (good.numpy(), "ndarray")):
+        refused(ShapeError, f"{expected}{got}.", lambda wrong=wrong: model.standardize(wrong))
+    expected = "`targets` must be a tensor of numbers [N], N at least 1, got "
+    for wrong, got in ((good, [4, 3]), (good[:0, 0], [0]), ([1.0], "list")):
+        refused(ShapeError, f"{expected}{got}.", lambda wrong=wrong: model.standardize(good, wrong))
+    for number in (float("nan"), float("inf")):
+        expected = "`inputs` must be finite numbers, got infinity or NaN."
+        refused(ArgumentError, expected, lambda number=number: model.standardize(good * number))
+        expected = "`targets` must be finite numbers, got infinity or NaN."
+        refused(ArgumentError, expected, lambda number=number: model.standardize(good, good[:, 1] * number))
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name])
+
+
+def test_a_mean_loss_needs_a_sequence():
+    for classes in (4, 0):
+        model, targets = SequenceClassifier(3, classes, 5), torch.zeros(0, dtype=torch.int64)
+        batch = SimpleNamespace(inputs=torch.zeros(5, 0, 3), lengths=None, targets=targets)
+        expected = "`inputs` must be of at least one sequence, [T, B, F], got [5, 0, 3]."
+        refused(ShapeError, expected, lambda model=model, batch=batch: model.loss(batch))
+        assert len(model(batch.inputs)) == 0
+
+
 def test_a_classifier_names_what_does_not_fit():
     inputs, model, regression = torch.zeros(5, 2, 3), SequenceClassifier(3, 4, 5), SequenceClassifier(3, 0, 5)
 
@@ -85,6 +188,7 @@ def test_a_classifier_names_what_does_not_fit():
     refused(ArgumentError, "`targets` must be numbers from 0 to 3, got 4 at [1].", loss(model, torch.tensor([0, 4])))
     refused(ShapeError, "`targets` must be of shape [2], got [1].", loss(model, torch.tensor([0])))
     expected = "`targets` must be one number for each sequence, [2], got"
+    refused(ArgumentError, "`targets` must be a tensor of numbers, got list.", loss(regression, [0.0, 1.0]))
     for shape in ([1], [2, 1]):  # which would be broadcast
         refused(ShapeError, f"{expected} {shape}.", loss(regression, torch.zeros(shape)))
     expected = "`inputs` must be a tensor [T, B, F] of F = 3 features, got"

@@ -17,7 +17,7 @@ from gatewise.models.chunked_softmax import (
     rows_of_a_chunk,
     weighted_token_loss,
 )
-from gatewise.models.softmax import plain_softmax, token_losses
+from gatewise.models.softmax import plain_softmax, token_losses, widened_token_losses
 from gatewise.training.precision import arithmetic
 
 # Tokens, hidden units, vocabulary; some whose 16-bit products are widened.
@@ -278,6 +278,19 @@ def test_on_a_cpu_the_mean_is_that_of_the_plain_losses_and_differentiable_twice(
     loss = mean_token_loss(*tensors, targets)
     assert torch.equal(loss, functional.cross_entropy(functional.linear(*tensors), targets))
     assert torch.autograd.gradgradcheck(lambda *each: mean_token_loss(*each, targets), tensors)
+
+
+def test_a_loss_that_is_differentiable_once_refuses_a_second_derivative():
+    tensors, targets, shares = case(6, 5, 7, torch.float64)
+    losses = weighted_token_loss(*tensors, targets, shares), widened_token_losses(*tensors, targets).sum()
+    for loss in losses:
+        with pytest.raises(
+            RuntimeError, match=r"is differentiable once, which excludes .* within `.*plain_softmax\(\)`"
+        ):
+            torch.autograd.grad(loss, tensors, create_graph=True)
+        assert all(each.isfinite().all() for each in torch.autograd.grad(loss, tensors))
+    with plain_softmax():
+        assert torch.autograd.gradgradcheck(lambda *each: weighted_token_loss(*each, targets, shares), tensors)
 
 
 def test_the_mean_loss_of_other_products_is_that_of_the_losses():

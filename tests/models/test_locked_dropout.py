@@ -31,6 +31,16 @@ def test_nothing_is_dropped_at_rate_zero_or_in_evaluation(rate, training):
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("rate", [1.5, -0.1, float("nan"), True, "0.5", None])
+def test_rates_that_are_assigned_are_checked_by_the_next_call(rate):
+    subject, x = LockedDropout(0.5), torch.rand(3, 2, 4)
+    subject.p = rate
+    with pytest.raises(ArgumentError, match=f"`p` must be from 0 to 1, got {rate!r}"):
+        subject(x)
+    with pytest.raises(ArgumentError, match=f"`word_dropout` must be from 0 to 1, got {rate!r}"):
+        with_dropped_words(x, torch.zeros(3, 2, dtype=torch.int64), 5, rate)
+
+
 def test_everything_is_dropped_at_rate_one_as_by_nn_dropout():
     x = torch.rand(3, 2, 4, requires_grad=True)
     y = LockedDropout(1.0)(x)

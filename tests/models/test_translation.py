@@ -294,3 +294,13 @@ def test_tokens_that_the_model_does_not_have_are_refused(beam_size):
 def test_no_sentences_have_no_translations(beam_size):
     source, lengths = sentences(3, 1)
     assert translate(model(0), source[:, :0], lengths[:0], search(beam_size)) == []
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("dtypes", [(torch.int32, torch.int64), (torch.int64, torch.int32), (torch.uint8, torch.int16)])
+def test_integers_of_every_width_are_translated(beam_size, dtypes):
+    source, lengths = sentences(4, 2)
+    translator = model(0)
+    expected = translate(translator, source, lengths, search(beam_size))
+    found = translate(translator, source.to(dtypes[0]), lengths.to(dtypes[1]), search(beam_size))
+    assert [[each.tokens for each in best] for best in found] == [[each.tokens for each in best] for best in expected]

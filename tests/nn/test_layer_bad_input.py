@@ -65,6 +65,49 @@ def test_constructor_takes_what_torch_takes_for_numbers_and_flags():
         LSTM(3, 4, bidirectional="False")
 
 
+MAKERS = [
+    LSTM,
+    LSTMCell,
+    GRUCell,
+    RNNCell,
+    lambda *sizes, **options: gatewise.Recurrent(MGU(), *sizes, **options),
+    lambda *sizes, **options: gatewise.RecurrentCell(MGU(), *sizes, **options),
+]
+
+
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("make", [*MAKERS, gatewise.GRU, gatewise.RNN])
+def test_a_flag_is_no_size(make, value):
+    # PyTorch's layers take True for 1, also where a program gives a flag by its place: LSTM(3, 4, True).
+    for sizes, name in (((value, 4), "input_size"), ((3, value), "hidden_size")):
+        with pytest.raises(ArgumentError, match=f"`{name}` must be .*, got {value}. Give flags, such as"):
+            make(*sizes)
+    if make not in MAKERS or make is LSTM:
+        with pytest.raises(ArgumentError, match=f"`num_layers` must be a positive integer, got {value}. Give flags"):
+            make(3, 4, value)
+
+
+def test_a_projection_has_a_size():
+    with pytest.raises(ArgumentError, match="`proj_size` must be an integer from 0 to hidden_size - 1 = 3, got True"):
+        LSTM(3, 4, proj_size=True)
+    assert LSTM(3, 4, proj_size=False).proj_size == 0
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dropout", [1.5, -0.1, float("nan"), True, "0.5", None])
+def test_dropout_that_is_assigned_is_checked_by_the_next_call_that_drops(dropout, training):
+    layer, x = LSTM(3, 4, 2, dropout=1.0).train(training), torch.randn(5, 2, 3)
+    layer(x)
+    layer.dropout = dropout
+    if not training:
+        layer(x)
+        return
+    with pytest.raises(ArgumentError, match=f"`dropout` must be a number from 0 to 1, got {dropout!r}"):
+        layer(x)
+    layer.dropout = 0.5
+    layer(x)
+
+
 def test_dropout_without_a_gap_warns_as_torch_does():
     with pytest.warns(UserWarning, match="dropout") as theirs:
         nn.LSTM(3, 4, dropout=0.5)
@@ -238,17 +281,7 @@ def test_a_cell_may_have_no_input_features(kind):
     torch.testing.assert_close(ours(torch.ones(2, 0)), theirs(torch.ones(2, 0)))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        LSTM,
-        LSTMCell,
-        GRUCell,
-        RNNCell,
-        lambda *sizes, **options: gatewise.Recurrent(MGU(), *sizes, **options),
-        lambda *sizes, **options: gatewise.RecurrentCell(MGU(), *sizes, **options),
-    ],
-)
+@pytest.mark.parametrize("make", [*MAKERS, Attention])
 def test_parameters_need_a_dtype_with_gradients(make):
     with pytest.raises(DtypeError, match=r"`dtype` must be one of floating-point numbers, got torch\.int64"):
         make(3, 4, dtype=torch.int64)
@@ -260,6 +293,20 @@ def test_parameters_need_a_dtype_with_gradients(make):
 def test_the_bias_of_a_cell_is_what_pytorchs_cells_take(kind):
     assert kind(3, 4, 0).bias_ih is None
     assert kind(3, 4, "relu").bias is True  # as in PyTorch's own samples, where a nonlinearity stands in its place
+
+
+@pytest.mark.parametrize("value", [0, -1, True, False, 4.0, "4"])
+@pytest.mark.parametrize("name", ["query_size", "source_size", "hidden_size"])
+def test_attention_needs_sizes(name, value):
+    with pytest.raises(ArgumentError, match=f"`{name}` must be a positive integer, got {value!r}"):
+        Attention(**{"query_size": 4, "source_size": 4, name: value})
+    attention = Attention(np.int64(4), np.int32(5), np.int64(6))
+    assert attention(torch.zeros(2, 4), torch.zeros(3, 2, 5)).shape == (2, 5)
+
+
+def test_attention_takes_a_flag_for_layer_norm():
+    with pytest.raises(ArgumentError, match="`layer_norm` must be True or False, got 'no'"):
+        Attention(4, 4, layer_norm="no")
 
 
 @pytest.mark.parametrize("score", ["additive", "general", "dot"])

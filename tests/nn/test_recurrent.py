@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import gatewise
 from gatewise.cells import GRU, LSTM, MGU, RNN, SHIPPED, SLSTM, CappedLSTM, CoupledLSTM, PeepholeLSTM
-from gatewise.contract.errors import ArgumentError
+from gatewise.contract.errors import ArgumentError, ShapeError
 
 T, B, I, H = 5, 3, 3, 4  # noqa: E741  as in the legend
 
@@ -262,6 +263,36 @@ def test_a_step_that_cannot_be_recorded_is_refused_with_its_line():
     message = r"`Branches.step` must be .* got .*gate.z > 0"
     with pytest.warns(UserWarning, match=message), pytest.raises(TypeError, match=message):
         gatewise.Recurrent(Branches(), I, H)(torch.randn(T, B, I))
+
+
+@pytest.mark.parametrize("structure", [{}, {"heads": 2}, {"recurrent_rank": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "value", "got"),
+    [
+        ("num_layers", 3, "no weight_ih_l2"),
+        ("num_layers", 1, "weight_ih_l1 too"),
+        ("bidirectional", True, "no weight_ih_l0_reverse"),
+        ("bias", False, "bias_ih_l0 too"),
+    ],
+)
+def test_sizes_that_are_assigned_and_do_not_fit_are_refused(structure, name, value, got):
+    layer, x = gatewise.Recurrent(MGU(), 3, 4, 2, **structure), torch.randn(5, 2, 3)
+    stream, sizes = layer.stream(2), {"num_layers": 2, "bidirectional": False, "bias": True, name: value}
+    setattr(layer, name, value)
+    expected = f"`weights` must be those that {', '.join(f'{each} {size}' for each, size in sizes.items())} take, got "
+    with pytest.raises(ShapeError) as raised:
+        layer(x)
+    assert str(raised.value).startswith(expected + got)
+    if name != "bidirectional":
+        with pytest.raises(ShapeError, match=re.escape(expected)):
+            stream(x[0])
+
+
+def test_a_weight_that_was_deleted_is_missed():
+    layer = gatewise.Recurrent(MGU(), 3, 4)
+    del layer.bias_hh_l0
+    with pytest.raises(ShapeError, match=r"`weights` must be those that .* take, got no bias_hh_l0\."):
+        layer(torch.randn(5, 2, 3))
 
 
 class Frozen(gatewise.Recurrent):

@@ -312,7 +312,7 @@ WRONG = {
     ),
     "dtype of the resets": (
         lambda: module_of(GRU())(x_of(I), None, torch.tensor(1.0)),
-        "`resets` must be bool, or integers that are 0 or 1, got torch.float32",
+        "`resets` must be bool or integers, got torch.float32",
     ),
     "dtype": (lambda: module_of(GRU())(x_of(B, I).float()), "`input` must be torch.float64 like the parameters"),
     "dtype of the states": (

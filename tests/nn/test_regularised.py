@@ -553,25 +553,25 @@ def test_copies_keep_the_rates_and_repr_shows_them():
     assert "dropout" not in plain
 
 
-NUMBER = "a number from 0 up to, but not including, 1"
+PROBABILITY = "a probability in [0, 1)"
 
 
 @pytest.mark.parametrize(
     ("cell", "options", "message"),
     [
-        (LSTM(), {"recurrent_dropout": 1.0}, f"`recurrent_dropout` must be {NUMBER}, got 1.0."),
-        (LSTM(), {"recurrent_dropout": -0.1}, f"`recurrent_dropout` must be {NUMBER}, got -0.1."),
-        (LSTM(), {"recurrent_dropout": "0.1"}, f"`recurrent_dropout` must be {NUMBER}, got '0.1'."),
-        (LSTM(), {"candidate_dropout": 1.0}, f"`candidate_dropout` must be {NUMBER}, got 1.0."),
-        (LSTM(), {"candidate_dropout": None}, f"`candidate_dropout` must be {NUMBER}, got None."),
+        (LSTM(), {"recurrent_dropout": 1.0}, f"`recurrent_dropout` must be {PROBABILITY}, got 1.0."),
+        (LSTM(), {"recurrent_dropout": -0.1}, f"`recurrent_dropout` must be {PROBABILITY}, got -0.1."),
+        (LSTM(), {"recurrent_dropout": "0.1"}, f"`recurrent_dropout` must be {PROBABILITY}, got '0.1'."),
+        (LSTM(), {"candidate_dropout": 1.0}, f"`candidate_dropout` must be {PROBABILITY}, got 1.0."),
+        (LSTM(), {"candidate_dropout": None}, f"`candidate_dropout` must be {PROBABILITY}, got None."),
         (
             RNN("tanh"),
             {"candidate_dropout": 0.5},
             "`candidate_dropout` must be 0 for rnn_tanh, which marks no candidate, got 0.5. Mark it in the step: ",
         ),
-        (LSTM(), {"zoneout": 1}, f"`zoneout` must be {NUMBER}, got 1."),
-        (LSTM(), {"zoneout": (0.1, 0.2)}, f"`zoneout` must be {NUMBER}, got (0.1, 0.2)."),
-        (LSTM(), {"zoneout": {"c": 1.5}}, f"`zoneout['c']` must be {NUMBER}, got 1.5."),
+        (LSTM(), {"zoneout": 1}, f"`zoneout` must be {PROBABILITY}, got 1."),
+        (LSTM(), {"zoneout": (0.1, 0.2)}, f"`zoneout` must be {PROBABILITY}, got (0.1, 0.2)."),
+        (LSTM(), {"zoneout": {"c": 1.5}}, f"`zoneout['c']` must be {PROBABILITY}, got 1.5."),
         (GRU(), {"zoneout": {"c": 0.5}}, "`zoneout` must be rates by the names of states, which are h, got 'c'."),
         (
             SLSTM(),

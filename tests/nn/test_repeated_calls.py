@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import gatewise
+from gatewise.cells import MGU
 from gatewise.kernels.eager import eager
 from gatewise.nn import LSTM
 
@@ -154,6 +155,25 @@ def test_a_weight_that_is_none_is_named(twins):
     ours.bias_hh_l0 = None
     with pytest.raises(gatewise.ArgumentError, match=r"`weights\[3\]` must be a tensor, got None"):
         ours(example())
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_matrix_that_is_none_is_named(twins, frozen):
+    for ours in (twins[1], gatewise.Recurrent(MGU(), 5, 4)):
+        ours.weight_ih_l0 = None
+        ours.requires_grad_(not frozen)
+        with pytest.raises(gatewise.ArgumentError, match=r"`weights\[0\]` must be a tensor, got None"):
+            ours(example())
+    cell = gatewise.RecurrentCell(MGU(), 3, 4)
+    cell.weight_ih = None
+    with pytest.raises(gatewise.ArgumentError, match="`weight_ih` must be a tensor, got None"):
+        cell(torch.zeros(2, 3))
+    for kind in (gatewise.LSTMCell, gatewise.GRUCell, gatewise.RNNCell):
+        for name in ("weight_ih", "weight_hh"):
+            cell = kind(3, 4)
+            setattr(cell, name, None)
+            with pytest.raises(gatewise.ArgumentError, match=f"`{name}` must be a tensor, got None"):
+                cell(torch.zeros(2, 3))
 
 
 def test_training_and_evaluation(twins):

@@ -212,6 +212,17 @@ def test_integers_from_a_buffer(dtype):
     torch.testing.assert_close(called(ours, x, states, resets=RESETS.to(dtype)), expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("value", [2, -1, 256])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_every_integer_but_zero_is_a_reset(value, compiled):
+    ours, _ = layers("lstm")
+    x, states = drawn(ours)
+    expected = ours(x, states, resets=RESETS)
+    torch.compiler.reset()
+    call = torch.compile(ours, backend="eager", fullgraph=True) if compiled else ours
+    torch.testing.assert_close(call(x, states, resets=RESETS * value), expected, rtol=0, atol=0)
+
+
 def test_a_buffer_may_be_written_over_before_the_backward_pass():
     ours, _ = layers("lstm")
     x, states = drawn(ours)

@@ -5,6 +5,7 @@ import functools
 import pickle
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -208,6 +209,10 @@ def test_compiled_in_one_graph(kind):
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradients([found], leaves), gradients([expected], leaves))
     assert not torch.equal(compiled(x)[0], found)
+    for rate in (0.25, 0.75, 0.0):  # a rate that changes becomes a symbol
+        layer.weight_dropout = rate
+        compiled(x)
+    torch.testing.assert_close(compiled(x)[0], layer(x)[0])
     torch.compiler.reset()
 
 
@@ -234,9 +239,23 @@ def test_layers_of_pytorch_drop_nothing_after_the_swap():
 @pytest.mark.parametrize("rate", [1.0, 1, -0.1, 1.5, float("nan"), True, "0.5", None])
 @pytest.mark.parametrize("make", [*OURS.values(), functools.partial(gatewise.Recurrent, CoupledLSTM())], ids=str)
 def test_rates_outside_of_the_range_are_refused(make, rate):
-    message = f"`weight_dropout` must be a number from 0 up to, but not including, 1, got {rate!r}."
+    message = f"`weight_dropout` must be a probability in [0, 1), got {rate!r}."
     with pytest.raises(ArgumentError, match=re.escape(message)):
         make(F, H, weight_dropout=rate)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("rate", [1, 2, -0.1, float("nan"), True, "0.5", "", None, torch.tensor([0.1, 0.2])], ids=str)
+@pytest.mark.parametrize("make", [*OURS.values(), functools.partial(gatewise.Recurrent, CoupledLSTM())], ids=str)
+def test_rates_that_are_assigned_are_checked_by_the_next_call(make, rate, training):
+    layer, x = make(F, H).train(training), torch.randn(T, B, F)
+    layer.weight_dropout = rate
+    with pytest.raises(ArgumentError, match=re.escape("`weight_dropout` must be a probability in [0, 1), got ")):
+        layer(x)
+    layer.weight_dropout = 0
+    expected, _ = layer(x)
+    layer.weight_dropout = np.float32(0.25)
+    assert training == (not torch.equal(layer(x)[0], expected))
 
 
 @pytest.mark.gpu
