@@ -26,6 +26,8 @@ def pytest_collection_modifyitems(items):
 
     from tests.compilers import knows
 
+    # For each node of a graph PyTorch would collect the lines that made it.
+    torch.fx.config.do_not_emit_stack_traces = True
     # Files with slow tests come first, so that none of them is left to one worker at the end.
     slow = {item.path for item in items if "slow" in item.keywords}
     items.sort(key=lambda item: item.path not in slow)

@@ -70,7 +70,7 @@ class Packing(torch.nn.Module):
         return pad_packed_sequence(y, batch_first=first, total_length=self.time)[0], state
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(choices=options(), time=SIZES, batch=SIZES, with_state=st.booleans(), seed=st.integers(0, 2**31))
 def test_equals_torch(choices, time, batch, with_state, seed):
     theirs, ours = pair(choices, seed)
@@ -79,7 +79,7 @@ def test_equals_torch(choices, time, batch, with_state, seed):
     compare(theirs, ours, x, states(choices, batch, choices["dtype"]) if with_state else None)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(choices=options(), time=SIZES, with_state=st.booleans(), seed=st.integers(0, 2**31))
 def test_one_sequence_equals_torch(choices, time, with_state, seed):
     theirs, ours = pair(choices, seed)
@@ -87,7 +87,7 @@ def test_one_sequence_equals_torch(choices, time, with_state, seed):
     compare(theirs, ours, x, states(choices, None, choices["dtype"]) if with_state else None)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     choices=options(),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
@@ -104,7 +104,7 @@ def test_packed_sequence_equals_torch(choices, lengths, with_state, presorted, s
     compare(theirs, ours, packed, states(choices, len(lengths), choices["dtype"]) if with_state else None)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     choices=options(),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
