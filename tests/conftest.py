@@ -2,6 +2,7 @@
 
 import gc
 import os
+import types
 
 import pytest
 
@@ -26,6 +27,8 @@ def pytest_collection_modifyitems(items):
 
     from tests.compilers import knows
 
+    # For each node of a graph PyTorch would collect the lines that made it.
+    torch.fx.config.do_not_emit_stack_traces = True
     # Files with slow tests come first, so that none of them is left to one worker at the end.
     slow = {item.path for item in items if "slow" in item.keywords}
     items.sort(key=lambda item: item.path not in slow)
@@ -35,6 +38,9 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=f"the installed NVRTC does not know {architecture}"))
     if torch.cuda.is_available():
         return
+    # Each `torch.manual_seed` would format the stack three times, for an error of the first call on a device.
+    for module in (torch.cuda, torch.xpu, torch.mtia):
+        module.traceback = types.SimpleNamespace(format_stack=list)
     skip = pytest.mark.skip(reason="needs a CUDA device; run with `make gpu-test` on a machine that has one")
     for item in items:
         if "gpu" in item.keywords:

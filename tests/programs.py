@@ -36,6 +36,12 @@ def begun_picture(figure, path, **options) -> None:
     path.write_bytes(b"\x89PNG")
 
 
+def begun_curves(path, history, *given, **options) -> None:
+    """Write only the beginning of a plot of learning curves, whose axes take as long as many small runs do."""
+    assert history
+    begun_picture(None, path)
+
+
 def free_port() -> int:
     """Return a free port."""
     with socket.socket() as probe:
@@ -132,6 +138,7 @@ def under_torchrun(function: Callable[..., None], *given: Any, count: int = 2, r
     standalone = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": str(uuid.uuid4())}
     config = LaunchConfig(1, 1, count, max_restarts=restarts, start_method="forkserver", **standalone)
     replaced = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
+    _without_names_of_methods()
     try:
         elastic_launch(config, function)(*given)
     finally:
@@ -180,6 +187,13 @@ class Agent:
             self._process.kill()  # it has ended, or has not begun the group of its own
 
 
+def _without_names_of_methods():
+    """Let an agent record events without the name of the method, which it reads from the stack ten times a second."""
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    dynamic_rendezvous.get_method_name = lambda *given, **options: "method"
+
+
 def _be_agent(options, log, environment, function, given):
     from torch.distributed import run
 
@@ -193,6 +207,7 @@ def _be_agent(options, log, environment, function, given):
     if found.standalone:
         found.rdzv_backend, found.rdzv_endpoint, found.rdzv_id = "c10d", "localhost:0", str(uuid.uuid4())
     config, _, _ = run.config_from_args(found)
+    _without_names_of_methods()
     run.elastic_launch(config, _be_worker)(function, given)
 
 

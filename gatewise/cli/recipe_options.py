@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterator
@@ -90,14 +91,18 @@ class _Declared(NamedTuple):
 
 def _declared(options: Any, section: str = "") -> Iterator[_Declared]:
     """Yield the fields with an option, those of sections first."""
-    hints = typing.get_type_hints(type(options), include_extras=True)
-    for field, hint in sorted(hints.items(), key=lambda each: not dataclasses.is_dataclass(each[1])):
+    for field, hint in sorted(_hints(type(options)).items(), key=lambda each: not dataclasses.is_dataclass(each[1])):
         value = getattr(options, field)
         if dataclasses.is_dataclass(value):
             yield from _declared(value, field)
         for each in typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ():
             if isinstance(each, Option):
                 yield _Declared(section, field, typing.get_args(hint)[0], value, each)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _parameter(name: str, declared: _Declared) -> inspect.Parameter:

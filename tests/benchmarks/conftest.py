@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gatewise.benchmarks import rivals
+from gatewise.benchmarks import curve, rivals
 from gatewise.benchmarks.cases import LanguageModelCase
 from gatewise.benchmarks.language_model import Settings
 from gatewise.benchmarks.precision import PRECISIONS
@@ -14,6 +14,37 @@ from gatewise.benchmarks.record import Record, Run
 from gatewise.benchmarks.rivals import Way
 
 SMALL = LanguageModelCase("tiny", 16, dropout=0.5, clip_norm=5.0, initial_scale=0.3, time=5, batch=3)
+
+
+@pytest.fixture(scope="session")
+def known_curves():
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def nudged_once(monkeypatch, known_curves) -> None:
+    """Train plain PyTorch from nudged weights once for all tests with the same training.
+
+    Trainings are the same that have the same losses without a nudge, in every bit and at every step.
+    """
+    compute = curve.Rival.__init__
+
+    def remembered(self, losses, *given, **options):
+        if not losses.__module__.startswith("gatewise."):  # nothing is trained
+            return compute(self, losses, *given, **options)
+        own = losses(None)
+
+        def known(nudge):
+            if nudge is None:
+                return own
+            key = losses.__code__, own, nudge
+            if key not in known_curves:
+                known_curves[key] = losses(nudge)
+            return known_curves[key]
+
+        return compute(self, known, *given, **options)
+
+    monkeypatch.setattr(curve.Rival, "__init__", remembered)
 
 
 class Silent:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import shutil
 import sys
 
 import pytest
 
-from tests.programs import begun_picture
+from tests.programs import begun_curves, begun_picture
 
 pytest.importorskip("typer")
 pytest.importorskip("safetensors")
@@ -43,6 +45,20 @@ def gatewise(monkeypatch, capsys, tmp_path):
     return call
 
 
+@pytest.fixture(scope="session")
+def command_named():
+    """A function that makes a command of the program once."""
+    from gatewise.cli import application
+
+    return functools.cache(application.command_named)
+
+
+@pytest.fixture(autouse=True)
+def commands_are_made_once(monkeypatch, command_named):
+    """Make commands once for all tests: that takes as long as many of them do."""
+    monkeypatch.setattr("gatewise.cli.application.command_named", command_named)
+
+
 @pytest.fixture
 def drawn():
     """Draw plots completely."""
@@ -53,6 +69,9 @@ def pictures_are_not_drawn(request, monkeypatch):
     """Write only the beginning of plots in tests that are not about them."""
     if "drawn" not in request.fixturenames:
         monkeypatch.setattr("matplotlib.figure.Figure.savefig", begun_picture)
+        for name in ("language_model_run", "nmt_run", "classifier_run"):
+            module = importlib.import_module(f"gatewise.cli.{name}")
+            monkeypatch.setattr(module, "plot_curves", begun_curves)
 
 
 @pytest.fixture

@@ -12,7 +12,10 @@ from gatewise.cli import classifier_scores
 from gatewise.cli.classifier_scores import scores_of
 from gatewise.contract.errors import MissingExtra, NotFinite
 
-pytest.importorskip("sklearn")
+
+@pytest.fixture(autouse=True, scope="module")
+def needs_sklearn():
+    pytest.importorskip("sklearn")  # here, because the import takes two seconds in every process that collects tests
 
 
 def probabilities(taken, classes):

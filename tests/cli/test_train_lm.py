@@ -83,7 +83,7 @@ CHANGES = {
     "--embedding-size": 8,
     "--num-layers": 2,
     "--dropout": 0.4,
-    "--epochs": 1,
+    "--epochs": 2,
     "--optimizer": "sgd",
     "--learning-rate": 0.01,
     "--schedule": "constant",
@@ -102,12 +102,13 @@ def plain():
 
 @pytest.mark.parametrize("option", [*CHANGES, "--no-tied"])
 def test_the_option_changes_the_model(gatewise, small, option, plain):
+    short = [*small, "--epochs", 1]
     if not plain:
-        assert gatewise("train", "lm", *small, "--no-tied", "--output", "plain").status == 0
+        assert gatewise("train", "lm", *short, "--no-tied", "--output", "plain").status == 0
         plain.update(weights("plain"))
     words = [option, CHANGES[option]] if option in CHANGES else []
     tied = ["--tied"] if option == "--no-tied" else ["--no-tied"]
-    answer = gatewise("train", "lm", *small, *tied, *words, "--output", "run")
+    answer = gatewise("train", "lm", *short, *tied, *words, "--output", "run")
     assert answer.status == 0, answer.err
     assert not same(plain, weights("run"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
@@ -15,6 +16,7 @@ from gatewise.data.tokenizers import decode, unknown_parts
 TEXT = "the cat sat on the mat .\nthe dog — über 3 cats 🙂 .\n" * 20
 
 
+@functools.cache
 def built(kind, text=TEXT, size=None):
     if kind == "bpe":
         pytest.importorskip("tokenizers")

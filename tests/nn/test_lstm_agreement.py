@@ -70,8 +70,11 @@ class Packing(torch.nn.Module):
         return pad_packed_sequence(y, batch_first=first, total_length=self.time)[0], state
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(choices=options(), time=SIZES, batch=SIZES, with_state=st.booleans(), seed=st.integers(0, 2**31))
+dense_calls = given(choices=options(), time=SIZES, batch=SIZES, with_state=st.booleans(), seed=st.integers(0, 2**31))
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@dense_calls
 def test_equals_torch(choices, time, batch, with_state, seed):
     theirs, ours = pair(choices, seed)
     shape = (batch, time) if choices["batch_first"] else (time, batch)
@@ -79,22 +82,42 @@ def test_equals_torch(choices, time, batch, with_state, seed):
     compare(theirs, ours, x, states(choices, batch, choices["dtype"]) if with_state else None)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(choices=options(), time=SIZES, with_state=st.booleans(), seed=st.integers(0, 2**31))
+@pytest.mark.exhaustive
+@settings(max_examples=120, deadline=None, derandomize=True)
+@dense_calls
+def test_equals_torch_often(**drawn):
+    test_equals_torch.hypothesis.inner_test(**drawn)
+
+
+single_calls = given(choices=options(), time=SIZES, with_state=st.booleans(), seed=st.integers(0, 2**31))
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@single_calls
 def test_one_sequence_equals_torch(choices, time, with_state, seed):
     theirs, ours = pair(choices, seed)
     x = torch.randn(time, choices["input_size"], dtype=choices["dtype"])
     compare(theirs, ours, x, states(choices, None, choices["dtype"]) if with_state else None)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(
+@pytest.mark.exhaustive
+@settings(max_examples=40, deadline=None, derandomize=True)
+@single_calls
+def test_one_sequence_equals_torch_often(**drawn):
+    test_one_sequence_equals_torch.hypothesis.inner_test(**drawn)
+
+
+packed_calls = given(
     choices=options(),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     with_state=st.booleans(),
     presorted=st.booleans(),
     seed=st.integers(0, 2**31),
 )
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@packed_calls
 def test_packed_sequence_equals_torch(choices, lengths, with_state, presorted, seed):
     theirs, ours = pair(choices, seed)
     sequences = [torch.randn(length, choices["input_size"], dtype=choices["dtype"]) for length in lengths]
@@ -104,8 +127,14 @@ def test_packed_sequence_equals_torch(choices, lengths, with_state, presorted, s
     compare(theirs, ours, packed, states(choices, len(lengths), choices["dtype"]) if with_state else None)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(
+@pytest.mark.exhaustive
+@settings(max_examples=60, deadline=None, derandomize=True)
+@packed_calls
+def test_packed_sequence_equals_torch_often(**drawn):
+    test_packed_sequence_equals_torch.hypothesis.inner_test(**drawn)
+
+
+calls_with_lengths = given(
     choices=options(),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     with_state=st.booleans(),
@@ -113,6 +142,10 @@ def test_packed_sequence_equals_torch(choices, lengths, with_state, presorted, s
     padding=st.integers(0, 2),
     seed=st.integers(0, 2**31),
 )
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@calls_with_lengths
 def test_lengths_equal_packed_sequence(choices, lengths, with_state, as_tensor, padding, seed):
     theirs, ours = pair(choices, seed)
     time, batch, dtype = max(lengths) + padding, len(lengths), choices["dtype"]
@@ -123,6 +156,13 @@ def test_lengths_equal_packed_sequence(choices, lengths, with_state, as_tensor, 
 
     given_lengths = torch.tensor(lengths, dtype=torch.int32) if as_tensor else lengths
     assert_same_results(results(ours, x, hx, lengths=given_lengths), Packing(theirs, lengths, time), x, hx)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=80, deadline=None, derandomize=True)
+@calls_with_lengths
+def test_lengths_equal_packed_sequence_often(**drawn):
+    test_lengths_equal_packed_sequence.hypothesis.inner_test(**drawn)
 
 
 def test_length_zero_hands_the_state_through():

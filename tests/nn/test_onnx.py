@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import tempfile
 import warnings
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,15 @@ pytest.importorskip("onnxscript")
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_registry():
+    """Make PyTorch's table of operators and their translations once: it takes as long as a small export."""
+    kind = import_module("torch.onnx._internal.exporter._registration").ONNXRegistry
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "from_torchlib", staticmethod(functools.cache(kind.from_torchlib)))
+        yield
 
 
 class Layers(nn.Module):

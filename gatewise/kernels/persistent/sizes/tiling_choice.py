@@ -112,13 +112,16 @@ def _with_weights_placed(cut: Tiling) -> list[Tiling]:
     # All of them in registers if three loads in flight have room beside them; otherwise as many as leave room for four.
     # Scaled ones take half the registers, and twice the loads: or as many as leave room for six.
     whole = dataclasses.replace(cut, resident=cut.tiles)
-    rooms = (3, 6) if cut.scaled else (3,) if _registers_fit(whole, loads=3) else (4,)
+    free, free_of_whole = cut.free_registers, whole.free_registers
+    if max(free, free_of_whole) < 4:  # no room for a load
+        return []
+    rooms = (3, 6) if cut.scaled else (3,) if free_of_whole >= 12 else (4,)
     placed = []
     for loads in rooms:
         # Of all but the last tile, each takes as many registers as the first.
-        more = (cut.free_registers - 4 * loads) // cut.weight_registers
+        more = (free - 4 * loads) // cut.weight_registers
         some = 1 + max(0, min(more, cut.tiles - 2))
-        placed.append(whole if _registers_fit(whole, loads) else dataclasses.replace(cut, resident=some))
+        placed.append(whole if free_of_whole >= 4 * loads else dataclasses.replace(cut, resident=some))
     return list(dict.fromkeys(placed))
 
 
@@ -136,13 +139,9 @@ def _whole_tiles(cut: Tiling) -> bool:
     return not (cut.backward and cut.split * cut.units % 16)
 
 
-def _registers_fit(cut: Tiling, loads: int) -> bool:
-    return 4 * loads <= cut.free_registers
-
-
 def fits(cut: Tiling, device: Device) -> bool:
     """Whether a block fits in one multiprocessor, with whole tensor-core tiles."""
-    if not (_whole_tiles(cut) and _registers_fit(cut, loads=1) and cut.shared_bytes <= shared_memory(device)):
+    if not (_whole_tiles(cut) and cut.free_registers >= 4 and cut.shared_bytes <= shared_memory(device)):
         return False
     # The pairs of four units each take the place of the partial sums of a step.
     if cut.cell_size and cut.cell_size.widest * cut.units // 2 > cut.warps * (cut.tiles * 16 + 4):
