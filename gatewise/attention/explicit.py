@@ -14,6 +14,7 @@ from gatewise.attention.sums import zeros
 from gatewise.attention.validate import check_like
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.second_derivatives import differentiable_gradients
 
 
 def run_forward(
@@ -95,23 +96,11 @@ def run_differentiable_backward(
         above: The gradients of the context and of the attention weights; None for zero.
         wanted: Whether the gradient of each input but the lengths is needed.
     """
-    # Views, so that the gradient of each input is that of its own use where keys were computed from the values.
     views = [tensor if tensor is None or tensor is inputs.lengths else tensor.view_as(tensor) for tensor in inputs]
     inputs = Inputs(*views)  # type: ignore[arg-type] - None only where it was None before
     with torch.autocast(inputs.keys.device.type, enabled=False):
         outputs = plain.differentiable(problem, _projected(inputs))
-        given = [(output, gradient) for output, gradient in zip(outputs, above, strict=True) if gradient is not None]
-        tensors = (*inputs[:3], *inputs[4:])
-        sources = [tensor for tensor, want in zip(tensors, wanted, strict=True) if want and tensor is not None]
-        found = torch.autograd.grad(
-            [output for output, _ in given],
-            sources,
-            [gradient for _, gradient in given],
-            create_graph=True,
-            allow_unused=True,
-        )
-    each = iter(found)
-    return tuple([next(each) if want else None for want in wanted])
+        return tuple(differentiable_gradients(outputs, above, (*inputs[:3], *inputs[4:]), wanted))
 
 
 def new_sums(saved: Saved | Steps) -> Gradients:

@@ -140,17 +140,8 @@ class Saved:
             ModifiedInPlace: A tensor was modified in place; the message names it.
         """
         found = self._read_versions()
-        if found == self.versions:
-            return
-        names = ("x", "h0", "c0", "y", *self._weight_names())
-        for name, before, now in zip(names, self.versions or (), found, strict=True):
-            if before != now:
-                expectation = f"as it was in the forward pass (version {before})"
-                got = f"one modified by an inplace operation since (version {now})"
-                advice = (
-                    "Run the backward pass before it is changed, or give the forward pass a copy, as .clone() makes."
-                )
-                raise ModifiedInPlace(sentence(name, expectation, got, advice))
+        if found != self.versions:
+            check_versions(("x", "h0", "c0", "y", *self._weight_names()), self.versions or (), found)
 
     def _weight_names(self) -> list[str]:
         form = self.form
@@ -161,11 +152,34 @@ class Saved:
 
     def _read_versions(self) -> Versions:
         inputs = self.inputs
-        tensors = (inputs.x, inputs.h0, inputs.c0, self.result.y, *inputs.weights)
-        try:
-            return tuple(map(_version, tensors))
-        except RuntimeError:  # some are inference tensors
-            return tuple(None if tensor.is_inference() else tensor._version for tensor in tensors)
+        return versions_of((inputs.x, inputs.h0, inputs.c0, self.result.y, *inputs.weights))
 
 
 _version = operator.attrgetter("_version")
+
+
+def versions_of(tensors: Sequence[Tensor]) -> Versions:
+    """Return the version counters of tensors, by which PyTorch counts changes in place; None for inference tensors."""
+    try:
+        return tuple(map(_version, tensors))
+    except RuntimeError:  # some are inference tensors
+        return tuple(None if tensor.is_inference() else tensor._version for tensor in tensors)
+
+
+def check_versions(names: Sequence[str], before: Versions, now: Versions) -> None:
+    """Check that tensors have not been modified since the forward pass.
+
+    Args:
+        names: The names of the tensors.
+        before: Their version counters in the forward pass.
+        now: Their version counters at present.
+
+    Raises:
+        ModifiedInPlace: A tensor was modified in place; the message names it.
+    """
+    for name, old, new in zip(names, before, now, strict=True):
+        if old != new:
+            expectation = f"as it was in the forward pass (version {old})"
+            got = f"one modified by an inplace operation since (version {new})"
+            advice = "Run the backward pass before it is changed, or give the forward pass a copy, as .clone() makes."
+            raise ModifiedInPlace(sentence(name, expectation, got, advice))

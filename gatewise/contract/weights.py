@@ -129,3 +129,22 @@ def _places(shapes: tuple[Sequence[int], ...], per_direction: int, element_bytes
     if per_direction < 4:
         end += 2 * sum(shape[0] for shape in shapes[::per_direction]) * element_bytes
     return places, end
+
+
+Place = tuple[tuple[int, ...], tuple[int, ...], int]
+"""A tensor's size, its strides and its offset in a buffer."""
+
+
+def places(shapes: Sequence[Sequence[int]], alignment: int = 1) -> tuple[tuple[Place, ...], int]:
+    """Return the places of contiguous tensors, one after the other in a buffer, and the size of the buffer.
+
+    Args:
+        shapes: The shapes of the tensors.
+        alignment: A number of elements, of which the offset of each tensor is a multiple.
+    """
+    found, begin = [], 0
+    for shape in shapes:
+        strides = tuple([math.prod(shape[axis + 1 :]) for axis in range(len(shape))])
+        found.append((tuple(shape), strides, begin))
+        begin += -(-math.prod(shape) // alignment) * alignment
+    return tuple(found), begin

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gatewise.contract.device import Device, tf32_products_allowed
 from gatewise.contract.errors import ArgumentError, ModifiedInPlace, sentence
-from gatewise.contract.once import once_differentiable
+from gatewise.contract.second_derivatives import once_differentiable
 from gatewise.feeding import backward_loop, forward_loop, packing
 from gatewise.feeding.call import Inputs, Options, Weights
 from gatewise.feeding.choice import choose

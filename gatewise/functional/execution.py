@@ -10,7 +10,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ from gatewise.contract.data_parallel import reserved
 from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import Layout, Problem
-from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
+from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result, Versions, check_versions, versions_of
+from gatewise.contract.second_derivatives import differentiable_gradients
 from gatewise.functional.arguments import check_options, check_tensors
 from gatewise.functional.batched_gradients import one_by_one
 from gatewise.functional.initial_states import initial_states
@@ -262,39 +263,6 @@ def _zeros(plan: Plan, x: Tensor) -> tuple[Tensor, Tensor]:
     return initial_states(cell, h0, c0) if cell.initial_states else (h0, c0)
 
 
-class _Parameters(NamedTuple):
-    """The parameters of a call whose weights are copies of them, for a backward pass that is differentiated.
-
-    Attributes:
-        tensors: The parameters.
-        versions: Their versions in the forward pass, by which PyTorch counts changes in place.
-    """
-
-    tensors: tuple[Tensor, ...]
-    versions: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tensors: tuple[Tensor, ...]) -> _Parameters:
-        return cls(tensors, _versions(tensors))
-
-    def unchanged(self) -> tuple[Tensor, ...]:
-        """Return the parameters.
-
-        Raises:
-            RuntimeError: A parameter was changed in place since the forward pass.
-        """
-        if _versions(self.tensors) != self.versions:
-            raise RuntimeError(
-                "a weight of a recurrent layer was changed in place between its forward pass and a backward pass with "
-                "`create_graph=True`, which needs the weights of the forward pass. Change weights after that pass."
-            )
-        return self.tensors
-
-
-def _versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
-    return tuple([0 if tensor.is_inference() else tensor._version for tensor in tensors])
-
-
 class _Recurrence(torch.autograd.Function):
     """The plan's passes as one autograd function; when its backward pass is differentiated, plain PyTorch runs."""
 
@@ -310,7 +278,7 @@ class _Recurrence(torch.autograd.Function):
         ctx.save_for_backward(x, h0, c0, *inputs.weights, y if y.is_cuda else y.clone(), *inputs.masks, *run.kept)
         ragged = inputs.lengths, inputs.batch_sizes, inputs.resets
         ctx.call = (plan, ragged, len(weights), len(inputs.masks))
-        ctx.parameters = _Parameters.of(weights) if plan.problem.float32_gradients else None
+        ctx.parameters = (weights, versions_of(weights)) if plan.problem.float32_gradients else None
         ctx.spent = False
         ctx.set_materialize_grads(False)
         return y, h_n, c_n
@@ -383,33 +351,19 @@ def _layout_of(
 def _differentiable_backward(
     problem: Problem,
     inputs: Inputs,
-    gradients: OutputGradients,
+    above: OutputGradients,
     wanted: tuple[bool, ...],
-    parameters: _Parameters | None,
+    parameters: tuple[tuple[Tensor, ...], Versions] | None,
 ) -> list[Tensor | None]:
     # No kernel's backward pass can be differentiated itself. The same call in plain PyTorch can, from the same inputs
-    # and the same dropout masks. It reads views of the inputs: where one of them was computed from another one, or two
-    # are the same tensor, the gradient of each is that of its own use.
-    weights = inputs.weights if parameters is None else parameters.unchanged()
-    x, h0, c0, *weights = [tensor.view_as(tensor) for tensor in (inputs.x, inputs.h0, inputs.c0, *weights)]
-    read = weights if parameters is None else [weight.to(problem.dtype) for weight in weights]
-    inputs = inputs._replace(x=x, h0=h0, c0=c0, weights=tuple(read))
-    result = in_plain_pytorch(problem, inputs)
-    given = [
-        (output, gradient)
-        for output, gradient in zip(result[:3], gradients, strict=True)
-        if gradient is not None and output.requires_grad  # not so a state that counts the steps
-    ]
-    sources = [tensor for tensor, want in zip((inputs.x, inputs.h0, inputs.c0, *weights), wanted, strict=True) if want]
-    if not given:
-        return [None] * len(wanted)
-    found = iter(
-        torch.autograd.grad(
-            [output for output, _ in given],
-            sources,
-            [gradient for _, gradient in given],
-            create_graph=True,
-            allow_unused=True,
-        )
-    )
-    return [next(found) if want else None for want in wanted]
+    # and the same dropout masks. Where the weights are copies, autograd knows only the parameters.
+    weights = inputs.weights
+    if parameters is not None:
+        weights, versions = parameters
+        check_versions([f"weights[{index}]" for index in range(len(weights))], versions, versions_of(weights))
+    views = [tensor.view_as(tensor) for tensor in (inputs.x, inputs.h0, inputs.c0, *weights)]
+    x, h0, c0, *read = views
+    if parameters is not None:
+        read = [weight.to(problem.dtype) for weight in read]
+    result = in_plain_pytorch(problem, inputs._replace(x=x, h0=h0, c0=c0, weights=tuple(read)))
+    return differentiable_gradients(result[:3], above, views, wanted)

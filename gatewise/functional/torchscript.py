@@ -62,7 +62,13 @@ def recorded(
         KernelRefused: PyTorch has no operator for the call, and another kernel than the reference is named.
     """
     if in_pytorch(cell) and resets is None:
-        return _whole(x, state, flat, lengths, batch_sizes, bidirectional, dropout, cell)
+        with _not_recorded():  # sizes of recorded tensors are tensors
+            found = structure_while_traced(flat, bidirectional, len(cell.gates))
+        if lengths is not None:
+            return _padded(found, x, state, flat, lengths, dropout, cell)
+        if state is None:
+            state = _zeros(found, x, x.shape[1] if batch_sizes is None else batch_sizes[0], cell)
+        return by_pytorch(found, x, *state, flat, batch_sizes, dropout, cell)
     if torch.onnx.is_in_onnx_export():
         got = f"the cell {cell.name}" if resets is None else "resets"
         advice = "Export it with dynamo=True."
@@ -88,25 +94,6 @@ def recorded(
     with torch.enable_grad():
         result = PlainPyTorch().recorded(plan.problem, given)
     return result.y, result.h_n, result.c_n
-
-
-def _whole(
-    x: Tensor,
-    state: tuple[Tensor, Tensor] | None,
-    flat: tuple[Tensor, ...],
-    lengths: Tensor | Sequence[int] | None,
-    batch_sizes: Tensor | None,
-    bidirectional: bool,
-    dropout: float,
-    cell: Cell,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute a call by PyTorch's operator of whole layers."""
-    with _not_recorded():  # sizes of recorded tensors are tensors
-        found = structure_while_traced(flat, bidirectional, len(cell.gates))
-    if lengths is not None:
-        return _padded(found, x, state, flat, lengths, dropout, cell)
-    h0, c0 = _zeros(found, x, x.shape[1] if batch_sizes is None else batch_sizes[0], cell) if state is None else state
-    return by_pytorch(found, x, h0, c0, flat, batch_sizes, dropout, cell)
 
 
 def _padded(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,10 +11,11 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
+from gatewise.contract.weights import places
 
 NestedWeights = Sequence[Sequence[Tensor]]
 
-_ALIGNED = 8  # values of 16 bits are 16 bytes, which kernels read at once
+_ALIGNMENT = 8  # values of 16 bits are 16 bytes, which kernels read at once
 
 
 class Form(NamedTuple):
@@ -35,25 +35,17 @@ def forms_of(tensors: Sequence[Tensor]) -> tuple[tuple[torch.Size, torch.dtype, 
 def copied_together(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Return contiguous copies in another dtype, which autograd does not record, in one buffer.
 
-    A copy for each tensor would take the CPU several times as long.
+    One operator copies all tensors, in place of one operator for each.
     """
-    total, places = _places(tuple([tensor.shape for tensor in tensors]))
+    where, size = _places(tuple([tensor.shape for tensor in tensors]), _ALIGNMENT)
     with torch.no_grad():
-        buffer = tensors[0].new_empty(total, dtype=dtype)
-        copies = [buffer.as_strided(*place) for place in places]
+        buffer = tensors[0].new_empty(size, dtype=dtype)
+        copies = [buffer.as_strided(*place) for place in where]
         torch._foreach_copy_(copies, tensors)  # type: ignore[arg-type]
     return tuple(copies)
 
 
-@functools.lru_cache(maxsize=1024)
-def _places(shapes: tuple[torch.Size, ...]) -> tuple[int, tuple[tuple[torch.Size, tuple[int, ...], int], ...]]:
-    """Return the size of a buffer for contiguous tensors, and the size, strides and offset of each."""
-    found, begin = [], 0
-    for shape in shapes:
-        strides = tuple([math.prod(shape[axis + 1 :]) for axis in range(len(shape))])
-        found.append((shape, strides, begin))
-        begin += -(-math.prod(shape) // _ALIGNED) * _ALIGNED
-    return begin, tuple(found)
+_places = functools.lru_cache(maxsize=1024)(places)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

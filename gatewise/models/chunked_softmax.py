@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gatewise.contract.device import Device, tf32_products_allowed
-from gatewise.contract.once import once_differentiable
+from gatewise.contract.second_derivatives import once_differentiable
 from gatewise.contract.triton_kernels import TritonLaunch
 from gatewise.models import fused_softmax
 from gatewise.models.softmax import ONCE, is_plain, product_dtype, token_losses

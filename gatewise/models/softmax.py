@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gatewise.contract.once import once_differentiable
+from gatewise.contract.second_derivatives import once_differentiable
 from gatewise.models.widening import copied, is_aligned, widened
 
 # Whether the current code runs inside `plain_softmax`.

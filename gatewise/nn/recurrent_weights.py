@@ -57,7 +57,7 @@ def misfit(layer: Any, got: str) -> ShapeError:
 
     Args:
         layer: The layer.
-        got: What does not fit.
+        got: The weight that is missing, or that is there and should not be, for the error.
     """
     sizes = ", ".join(f"{name} {getattr(layer, name)}" for name in ("num_layers", "bidirectional", "bias"))
     advice = "Make a new layer of these sizes instead of changing them."

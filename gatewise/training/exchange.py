@@ -18,7 +18,7 @@ _LEAF = "torch::autograd::AccumulateGrad"
 _LEAST_SAVING = 4
 """The factor by which rows must be fewer bytes than their matrix to be sent in its place.
 
-Rows are sorted, copied and added besides. On two H200s, 7 % of the bytes saved time and 45 % cost some
+Rows are copied and added besides. On two H200s, 7 % of the bytes saved time and 45 % cost some
 (`benchmarks/results/scale.jsonl`: rows of 1500 numbers, of 10,000 words, with 700 and 4,480 tokens in each process);
 nothing was measured between them.
 """

@@ -59,7 +59,7 @@ def clipped_update(
         clip: The largest norm of all gradients together; 0 for no clipping.
         clip_value: The largest absolute value of each gradient, clipped before the norm is computed; 0 for no clipping.
         guard: The guard that checks the gradients before clipping; once its flag is set, nothing is updated.
-        observed: Further scalars that the guard checks.
+        observed: Further numbers that the guard checks.
         size: The size of the gradients (`GradientSize`) if it is known; None to compute it.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

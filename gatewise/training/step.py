@@ -163,7 +163,7 @@ class Step:
         """Average the gradients over the processes.
 
         Returns:
-            Scalars that are finite if all gradients are, and the size of the gradients if it is known.
+            Numbers that are finite if all gradients are, and the size of the gradients if it is known.
         """
         if self._processes.count == 1:
             return observed, None

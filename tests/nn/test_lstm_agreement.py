@@ -70,6 +70,12 @@ class Packing(torch.nn.Module):
         return pad_packed_sequence(y, batch_first=first, total_length=self.time)[0], state
 
 
+def with_more_examples(test, calls, examples: int):
+    """Return a test with more of the calls that another test draws, for `make exhaustive-test`."""
+    drawn = settings(max_examples=examples, deadline=None, derandomize=True)(calls(test.hypothesis.inner_test))
+    return pytest.mark.exhaustive(drawn)
+
+
 dense_calls = given(choices=options(), time=SIZES, batch=SIZES, with_state=st.booleans(), seed=st.integers(0, 2**31))
 
 
@@ -82,11 +88,7 @@ def test_equals_torch(choices, time, batch, with_state, seed):
     compare(theirs, ours, x, states(choices, batch, choices["dtype"]) if with_state else None)
 
 
-@pytest.mark.exhaustive
-@settings(max_examples=120, deadline=None, derandomize=True)
-@dense_calls
-def test_equals_torch_often(**drawn):
-    test_equals_torch.hypothesis.inner_test(**drawn)
+test_equals_torch_often = with_more_examples(test_equals_torch, dense_calls, 120)
 
 
 single_calls = given(choices=options(), time=SIZES, with_state=st.booleans(), seed=st.integers(0, 2**31))
@@ -100,11 +102,7 @@ def test_one_sequence_equals_torch(choices, time, with_state, seed):
     compare(theirs, ours, x, states(choices, None, choices["dtype"]) if with_state else None)
 
 
-@pytest.mark.exhaustive
-@settings(max_examples=40, deadline=None, derandomize=True)
-@single_calls
-def test_one_sequence_equals_torch_often(**drawn):
-    test_one_sequence_equals_torch.hypothesis.inner_test(**drawn)
+test_one_sequence_equals_torch_often = with_more_examples(test_one_sequence_equals_torch, single_calls, 40)
 
 
 packed_calls = given(
@@ -127,11 +125,7 @@ def test_packed_sequence_equals_torch(choices, lengths, with_state, presorted, s
     compare(theirs, ours, packed, states(choices, len(lengths), choices["dtype"]) if with_state else None)
 
 
-@pytest.mark.exhaustive
-@settings(max_examples=60, deadline=None, derandomize=True)
-@packed_calls
-def test_packed_sequence_equals_torch_often(**drawn):
-    test_packed_sequence_equals_torch.hypothesis.inner_test(**drawn)
+test_packed_sequence_equals_torch_often = with_more_examples(test_packed_sequence_equals_torch, packed_calls, 60)
 
 
 calls_with_lengths = given(
@@ -158,11 +152,9 @@ def test_lengths_equal_packed_sequence(choices, lengths, with_state, as_tensor, 
     assert_same_results(results(ours, x, hx, lengths=given_lengths), Packing(theirs, lengths, time), x, hx)
 
 
-@pytest.mark.exhaustive
-@settings(max_examples=80, deadline=None, derandomize=True)
-@calls_with_lengths
-def test_lengths_equal_packed_sequence_often(**drawn):
-    test_lengths_equal_packed_sequence.hypothesis.inner_test(**drawn)
+test_lengths_equal_packed_sequence_often = with_more_examples(
+    test_lengths_equal_packed_sequence, calls_with_lengths, 80
+)
 
 
 def test_length_zero_hands_the_state_through():

@@ -12,15 +12,13 @@ from torch import Tensor
 from gatewise.cells import Regularised
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import OutputGradients, Result
+from gatewise.contract.weights import places
 from gatewise.kernels.cuda.scratch import Scratch, bytes_together
 from gatewise.kernels.persistent import launches
 from gatewise.kernels.persistent.launches import Masks, Operand, Tokens
 from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.step import carried_size, drops_hidden
 from gatewise.kernels.stack import Layer, LayerGradients
-
-Place = tuple[tuple[int, ...], tuple[int, ...], int]
-"""A tensor's size, its strides and its offset in a buffer."""
 
 _LARGEST = 2**31  # the kernels index the values of a row's tokens in 32 bits
 
@@ -263,16 +261,7 @@ def new_weight_gradients(layer: Layer, *, apart: bool = False) -> tuple[Tensor, 
 
 def views_like(buffer: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return consecutive views of a buffer in the shapes of weights."""
-    return tuple([buffer.as_strided(*place) for place in places([weight.shape for weight in weights])])
-
-
-def places(shapes: Sequence[Sequence[int]]) -> tuple[Place, ...]:
-    """Return the places of contiguous tensors of these shapes, one after the other in a buffer."""
-    found, begin = [], 0
-    for shape in shapes:
-        found.append((tuple(shape), tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape))), begin))
-        begin += math.prod(shape)
-    return tuple(found)
+    return tuple([buffer.as_strided(*place) for place in places([weight.shape for weight in weights])[0]])
 
 
 def weight_shapes(problem: Problem) -> list[tuple[int, ...]]:

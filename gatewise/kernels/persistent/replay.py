@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
+from gatewise.contract.weights import Place, places
 from gatewise.kernels import stack
 from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.cuda.allocations import counting_scratch, run_dry
@@ -71,7 +72,7 @@ class Stack(NamedTuple):
     kept_bytes: int
     parameters: int
     gradients: torch.dtype
-    places: tuple[buffers.Place, ...]
+    places: tuple[Place, ...]
     carries_hidden: bool
 
     def forward(self, inputs: Inputs) -> Result:
@@ -157,7 +158,7 @@ def stack_of(problem: Problem) -> Stack | None:
         kept_bytes=kept_bytes(problem),
         parameters=problem.parameter_count,
         gradients=gradients_dtype(problem),
-        places=buffers.places(buffers.weight_shapes(problem)),
+        places=places(buffers.weight_shapes(problem))[0],
         carries_hidden=carries_hidden(problem),
     )
 

@@ -322,6 +322,11 @@ def test_each_model_has_tables_of_its_own() -> None:
     assert report.report(records).count("| quick (2 + 2 x 8") == 3
 
 
+def test_a_row_that_the_benchmark_no_longer_has_is_left_out() -> None:
+    former = dataclasses.replace(recorded(1, 20, 1000.0), way="gatewise train lm, apart")
+    assert report.newest([former, recorded(1, 20, 900.0)]) == [recorded(1, 20, 900.0)]
+
+
 def test_a_row_that_could_not_be_captured_says_so() -> None:
     row = dataclasses.replace(translated(2, 4, 300.0), note="its losses agree; no CUDA graph: the reason")
     assert "measured. its losses agree; no CUDA graph: the reason" in report.markdown([row])
