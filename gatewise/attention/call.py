@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gatewise.attention.problem import Problem
-from gatewise.contract.errors import ModifiedInPlace, sentence
+from gatewise.contract.saved import check_versions
 
 EPSILON = 1e-5  # of the layer norm, the default of torch.nn.LayerNorm
 
@@ -110,14 +110,8 @@ class Saved:
         Raises:
             ModifiedInPlace: A tensor was modified in place; the message names it.
         """
-        for name, now in self._read_versions().items():
-            if name in self.versions and self.versions[name] != now:
-                expectation = f"as it was in the forward pass (version {self.versions[name]})"
-                got = f"one modified by an inplace operation since (version {now})"
-                advice = (
-                    "Run the backward pass before it is changed, or give the forward pass a copy, as .clone() makes."
-                )
-                raise ModifiedInPlace(sentence(name, expectation, got, advice))
+        now = {name: version for name, version in self._read_versions().items() if name in self.versions}
+        check_versions(tuple(now), tuple([self.versions[name] for name in now]), tuple(now.values()))
 
     def _read_versions(self) -> dict[str, int]:
         tensors = self.inputs._asdict() | {"context": self.result.context}
