@@ -231,6 +231,17 @@ def sample_in_turn(
             yield name, seconds
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Replay:
+    """The replays of a graph, which read and write what the captured function holds, such as an optimizer's state."""
+
+    graph: torch.cuda.CUDAGraph
+    function: Function
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
 def captured(function: Function, *, warmups: int = 3) -> Callable[[], None]:
     """Capture a function's work in a CUDA graph, and return a function that replays the graph.
 
@@ -242,7 +253,8 @@ def captured(function: Function, *, warmups: int = 3) -> Callable[[], None]:
         warmups: The number of warm-up calls before the capture, which initialise libraries and caches.
 
     Returns:
-        A function without arguments that replays the graph on the current stream; it keeps the graph alive.
+        A function without arguments that replays the graph on the current stream. It keeps the graph alive, and
+        `function` with the tensors that it holds.
 
     Raises:
         DeviceError: This machine has no CUDA device.
@@ -255,7 +267,7 @@ def captured(function: Function, *, warmups: int = 3) -> Callable[[], None]:
         for _ in range(warmups):
             function()
     torch.cuda.current_stream().wait_stream(side)
-    return captured_graph(function).replay
+    return _Replay(captured_graph(function), function)
 
 
 def peak_memory(function: Function, device: torch.device | str) -> int | None:

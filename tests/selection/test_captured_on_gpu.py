@@ -1,5 +1,7 @@
 """Captures of LSTM calls on a GPU, whatever ran before them."""
 
+import functools
+import gc
 import subprocess
 import sys
 import textwrap
@@ -97,3 +99,16 @@ def test_announced_warm_up_calls_have_the_bits_of_the_replay(dtype):
     (y, dx), (again, dx_again) = results
     assert torch.equal(y, again)
     assert torch.equal(dx, dx_again)
+
+
+def test_a_replay_keeps_what_the_captured_function_holds():
+    size = 1 << 20
+    out = torch.zeros(size, device="cuda")
+    held = torch.ones(size, device="cuda")
+    replay = captured(functools.partial(out.copy_, held))
+    del held
+    gc.collect()
+    fillings = [torch.full([size], float("nan"), device="cuda") for _ in range(8)]  # which take memory that is free
+    replay()
+    assert out.eq(1).all()
+    assert len(fillings) == 8
