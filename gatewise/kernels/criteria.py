@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from gatewise.cells import Cell, Regularised, stated, step_cell
+from gatewise.cells import Cell, LayerNormLSTM, Regularised, stated, step_cell
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout
@@ -90,6 +90,21 @@ TRACES = Criterion(
     actual=lambda problem, device: _described(problem.cell),
     holds=lambda problem, device: not refusal_of(step_cell(problem.cell)),
     violation=lambda problem, device: (problem.replace(cell=_Branches(), proj_size=0), device),
+)
+
+
+def _normalizes(cell: Cell) -> bool:
+    return not refusal_of(step_cell(cell)) and not is_pointwise(step_cell(cell))
+
+
+# The normalized value of a single unit is 0, and so is its gradient. What rounding leaves of both is multiplied by
+# 1 / sqrt(eps).
+SEVERAL_UNITS = Criterion(
+    "hidden_size",
+    allowed="at least 2 for a cell that normalizes over units",
+    actual=lambda problem, device: f"{problem.hidden_size} with {problem.cell.name}",
+    holds=lambda problem, device: problem.hidden_size > 1 or not _normalizes(problem.cell),
+    violation=lambda problem, device: (problem.replace(cell=LayerNormLSTM(), proj_size=0, hidden_size=1), device),
 )
 
 

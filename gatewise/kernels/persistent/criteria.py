@@ -20,6 +20,7 @@ from gatewise.kernels.criteria import (
     NOT_EMPTY,
     NOT_PROJECTED,
     RESETS_TO_INITIAL,
+    SEVERAL_UNITS,
     TRACES,
     is_fused,
 )
@@ -104,6 +105,7 @@ CRITERIA = (
         ),
     ),
     TRACES,
+    SEVERAL_UNITS,
     FOUR_GATES,
     Criterion(
         "proj_size",

@@ -13,6 +13,7 @@ from gatewise.kernels.criteria import (
     NOT_LEAN,
     NOT_PROJECTED,
     RESETS_TO_INITIAL,
+    SEVERAL_UNITS,
     TRACES,
     is_fused,
 )
@@ -54,6 +55,7 @@ CRITERIA = (
     AMPERE,
     HAS_FORMAT,
     TRACES,
+    SEVERAL_UNITS,
     ROW_FITS,
     ROW_NOT_PROJECTED,
     NOT_EMPTY,
