@@ -14,9 +14,14 @@ PYTHON ?= $(firstword $(foreach python,python3 python3.13 python3.12 python3.11 
 VENV ?= .venv
 # Test workers; each runs torch on one thread, and whole files, so that what the tests of a file share is made once.
 WORKERS ?= auto
-# More options for pip, such as PIP_OPTIONS="--extra-index-url https://download.pytorch.org/whl/cpu", which saves some
-# gigabytes on a Linux machine without an NVIDIA GPU.
+# More options for uv and pip, such as PIP_OPTIONS="--extra-index-url https://download.pytorch.org/whl/cpu", which saves
+# some gigabytes on a Linux machine without an NVIDIA GPU.
 PIP_OPTIONS ?=
+
+# Packages that are compiled to bytecode when they are installed; others are when they are imported for the first time,
+# even where the environment forbids it, because hundreds of processes would compile them again.
+COMPILED = torch,sympy,mpmath,numpy,scipy,keras,onnx
+export PYTHONDONTWRITEBYTECODE :=
 
 ifeq ($(strip $(VENV)),)
 RUN = $(PYTHON)
@@ -141,11 +146,9 @@ define install
 	@test -n "$(PYTHON)" || { echo "gatewise needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@echo "Installing gatewise[$(1)] into $(VENV) (once) ..."
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_OPTIONS) -c constraints.txt -e '.[$(1)]'
-	@# On all cores, unlike pip, and without the packages' own tests. Some packages have files for other versions of
-	@# Python, which stay as they are. What the tests start would compile gatewise each time where
-	@# PYTHONDONTWRITEBYTECODE is set.
-	@$(RUN) -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib gatewise >/dev/null 2>&1 || true
+	@$(RUN) .ci/install.py $(1) $(PIP_OPTIONS)
+	@# On all cores and without the packages' own tests; an extra may lack some of them.
+	@$(RUN) -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib/*/site-packages/{$(COMPILED)} gatewise >/dev/null 2>&1 || true
 	@touch $@
 endef
 
