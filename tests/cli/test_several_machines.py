@@ -100,7 +100,7 @@ def until(found, started, seconds=60.0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_two_agents_train_as_one(tmp_path, text, workers):
     words = ["--epochs", "1"]
     with agents(tmp_path, text, workers, *words, "--output", "two") as started:

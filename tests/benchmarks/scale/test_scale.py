@@ -130,7 +130,7 @@ def test_translation_on_one_and_two_processes_and_its_report(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("model", TRAININGS)
+@pytest.mark.parametrize("model", ["lm", pytest.param("nmt", marks=pytest.mark.exhaustive)])
 def test_all_other_rows_have_the_losses_of_the_first(tmp_path: Path, model: str) -> None:
     others = TRAININGS[model].ways.others
     options = [word for way in others for word in ("--way", way.name)]
