@@ -167,7 +167,7 @@ def masks_of_steps(cell: Cell) -> int:
 
 def stated(cell: Cell) -> Cell:
     """Return the cell that its author stated, without what surrounds it."""
-    while isinstance(cell, Regularised | Averaged | _Masked):
+    while isinstance(cell, (Regularised, Averaged, _Masked)):  # PyTorch 2.6 cannot trace a union of them
         cell = cell.cell
     return cell
 

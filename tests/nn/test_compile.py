@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import itertools
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +18,9 @@ from gatewise.cells import LayerNormGRU, LayerNormLSTM
 from gatewise.functional.operators import _unaliased
 from gatewise.nn import GRU, LSTM, Recurrent
 from tests.pairwise import each_value, exhaustive_unless, pairwise
+
+ROOT = Path(__file__).parents[2]
+OF_2_6 = torch.__version__.startswith("2.6.")
 
 
 class Network(nn.Module):
@@ -52,7 +58,8 @@ def test_without_fullgraph_only_sizes_that_the_call_tells_break_the_graph(kernel
     call = torch.compile(lambda x: layer(2 * x)[0] + 1, backend=counted)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=captured):
         call(torch.randn(3, 2, 5))
-    assert counted.frame_count == graphs or (graphs is None and counted.frame_count > 1)
+    # PyTorch 2.6 makes no graph of what follows the call.
+    assert counted.frame_count == graphs or (graphs is None and counted.frame_count > (not OF_2_6))
 
 
 def test_without_fullgraph_the_graph_can_be_kept_for_another_backward_pass():
@@ -205,6 +212,8 @@ TRANSFORMS = {
     exhaustive_unless([*zip([LSTM, GRU] * 2, TRANSFORMS, strict=True)], itertools.product([LSTM, GRU], TRANSFORMS)),
 )
 def test_transforms_of_torch_func_in_a_compiled_function(kind, name):
+    if OF_2_6 and name == "jacrev":
+        pytest.skip("PyTorch 2.6 compiles it wrongly, also that of nn.LSTM")
     layer, x = kind(5, 4), torch.randn(3, 2, 5)
     function = TRANSFORMS[name](lambda x: layer(x)[0])
     torch.testing.assert_close(torch.compile(function, backend="aot_eager")(x), function(x))
@@ -273,3 +282,17 @@ def test_compiling_a_layer_of_a_cell_warns_of_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         torch.compile(layer, backend="eager")(torch.randn(3, 2, 5))
+
+
+def test_calls_ask_for_several_classes_by_a_tuple():
+    """PyTorch 2.6 cannot trace `isinstance(cell, One | Other)`, except with classes of Python itself."""
+    packages = "cells", "contract", "functional", "kernels", "nn", "selection"
+    found = []
+    for path in (path for package in packages for path in (ROOT / "gatewise" / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+                classes = [*ast.walk(node.args[1])]
+                names = {each.id for each in classes if isinstance(each, ast.Name)}
+                if any(isinstance(each, ast.BitOr) for each in classes) and names - set(dir(builtins)):
+                    found.append(f"{path}:{node.lineno}")
+    assert not found
