@@ -25,6 +25,7 @@ from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result, Versions, check_versions, versions_of
 from gatewise.contract.second_derivatives import differentiable_gradients
+from gatewise.contract.weights import copied_together
 from gatewise.functional.arguments import check_options, check_tensors
 from gatewise.functional.batched_gradients import one_by_one
 from gatewise.functional.initial_states import initial_states
@@ -32,7 +33,7 @@ from gatewise.functional.lengths import bounded, checked_batch_sizes, checked_le
 from gatewise.functional.passes import Guarded, in_plain_pytorch, with_masks
 from gatewise.functional.plan import Particulars, Plan, Settings, plan_of
 from gatewise.functional.resets import copied_resets, refuse_packed
-from gatewise.functional.weights import copied_together, forms_of
+from gatewise.functional.weights import forms_of
 from gatewise.selection import AUTO, FREE, REFERENCE, Preference, kernel_named, preference
 
 _ALL = Needs()

@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
-from gatewise.contract.weights import places
 
 NestedWeights = Sequence[Sequence[Tensor]]
-
-_ALIGNMENT = 8  # values of 16 bits are 16 bytes, which kernels read at once
 
 
 class Form(NamedTuple):
@@ -30,22 +27,6 @@ def forms_of(tensors: Sequence[Tensor]) -> tuple[tuple[torch.Size, torch.dtype, 
     """Return the forms of several tensors as plain tuples, which are faster to make than a `Form`."""
     # In a loop of its own: an interpreter reads attributes of objects of one type in a third of `attrgetter`'s time.
     return tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors])
-
-
-def copied_together(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Return contiguous copies in another dtype, which autograd does not record, in one buffer.
-
-    One operator copies all tensors, in place of one operator for each.
-    """
-    where, size = _places(tuple([tensor.shape for tensor in tensors]), _ALIGNMENT)
-    with torch.no_grad():
-        buffer = tensors[0].new_empty(size, dtype=dtype)
-        copies = [buffer.as_strided(*place) for place in where]
-        torch._foreach_copy_(copies, tensors)  # type: ignore[arg-type]
-    return tuple(copies)
-
-
-_places = functools.lru_cache(maxsize=1024)(places)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -5,9 +5,9 @@ import torch
 
 import gatewise
 from gatewise import functional
+from gatewise.contract.weights import copied_together, in_one_buffer
 from gatewise.functional import execution
 from gatewise.functional.plan import plan_of
-from gatewise.functional.weights import copied_together
 from gatewise.selection import REFERENCE
 
 
@@ -123,3 +123,15 @@ def test_copies_are_contiguous_and_aligned():
         assert copy.is_contiguous()
         assert (copy.data_ptr() - copies[0].data_ptr()) % 16 == 0
         assert not copy.requires_grad
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(("cell", "proj_size"), [("LSTM", 0), ("LSTM", 8), ("GRU", 0)])
+def test_cudnn_reads_copies_where_they_are(cell, proj_size, bidirectional):
+    options = {"proj_size": proj_size} if proj_size else {}
+    layer = getattr(gatewise, cell)(24, 16, 2, bidirectional=bidirectional, **options)
+    flat = [weight.clone() for direction in layer.all_weights for weight in direction]
+    per_direction = len(layer.all_weights[0])
+    assert not in_one_buffer(flat, per_direction)
+    assert in_one_buffer(copied_together(flat, torch.bfloat16), per_direction)
+    assert not in_one_buffer(copied_together([each[:-1] for each in flat], torch.bfloat16), per_direction)

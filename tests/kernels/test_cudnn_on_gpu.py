@@ -10,7 +10,8 @@ from gatewise.cells import GRU, LSTM, RNN
 from gatewise.contract.saved import Inputs
 from gatewise.contract.weights import in_one_buffer
 from gatewise.functional.execution import prepare
-from gatewise.kernels.cudnn import cudnn
+from gatewise.functional.plan import plan_of
+from gatewise.kernels.cudnn import cudnn, weight_buffer
 
 pytestmark = pytest.mark.gpu
 FORMS = [
@@ -60,6 +61,27 @@ def state_of(module, *tensors):
 def test_the_very_numbers_of_pytorchs_module(cell, form, dtype):
     theirs, ours, x = make(form, dtype, cell)
     torch.testing.assert_close(gradients(ours, x), gradients(theirs, x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("cell", "form"), [(cell, form) for cell, form in CALLS if form.get("bias", True)], ids=str)
+def test_under_autocast_weights_are_copied_once_and_read_where_they_are(cell, form, dtype, monkeypatch):
+    _, ours, x = make(form, cell=cell)
+
+    def step():
+        plan_of.cache_clear()
+        with torch.autocast("cuda", dtype):
+            return gradients(ours, x)
+
+    monkeypatch.setattr(type(cudnn), "widens_gradients", False)
+    expected = step()
+    monkeypatch.setattr(type(cudnn), "widens_gradients", True)
+    monkeypatch.setattr(weight_buffer, "cudnn_order", lambda flat: pytest.fail("packed"))
+    found = step()
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert {each.dtype for each in found[-len(list(ours.parameters())) :]} == {torch.float32}
 
 
 @pytest.mark.parametrize("cell", CELLS)

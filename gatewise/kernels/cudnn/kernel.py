@@ -13,7 +13,7 @@ from gatewise.contract.kernel import Operator, TensorSpec, Traces, Work, read_ag
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.pytorch import pytorch_layer
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
-from gatewise.contract.weights import in_one_buffer
+from gatewise.contract.weights import copied_together, in_one_buffer
 from gatewise.kernels import operators, stack
 from gatewise.kernels.cudnn import criteria
 from gatewise.kernels.cudnn.weight_buffer import weight_buffer
@@ -34,7 +34,7 @@ class _Cudnn:
     summary = "cuDNN through PyTorch's operators"
     layouts = frozenset({Layout.DENSE, Layout.PACKED})
     sets_up_in_captures = False
-    widens_gradients = False
+    widens_gradients = True
     traces = Traces(frozenset({"aten::_cudnn_rnn"}), frozenset({"aten::_cudnn_rnn_backward"}))
 
     def single_use(self, problem: Problem) -> bool:
@@ -119,6 +119,8 @@ class _Cudnn:
         return _backward(problem, inputs, result, gradients, needs, problem.num_layers)
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
+        if problem.float32_gradients:
+            return None
         # PyTorch's own call does the same with less dispatch, as long as it need not repack the weights. Its dropout
         # draws from a state of cuDNN's, which no seed resets.
         if problem.dropout and torch.are_deterministic_algorithms_enabled():
@@ -212,6 +214,8 @@ def _backward(
         result.kept[-1],
         [needs.x, needs.state, needs.state and states, needs.weights],
     )
+    if needs.weights and problem.float32_gradients:
+        dweights = copied_together(dweights, torch.float32)
     return InputGradients(
         dx if needs.x else None,
         dh0 if needs.state else None,
