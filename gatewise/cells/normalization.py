@@ -36,7 +36,7 @@ def standardized(*values: Any, eps: float = 1e-5, centered: bool = True) -> Any:
     """
     if not values:
         raise StatementError("`values` of `standardized` must be one or more sums or states of the step, got none.")
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < float("inf"):
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 < eps < float("inf"):
         raise StatementError(f"`eps` of `standardized` must be a positive number, got {eps!r}.")
     if has_torch_function(values):
         return handle_torch_function(standardized, values, *values, eps=eps, centered=centered)

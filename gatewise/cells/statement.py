@@ -35,7 +35,7 @@ def check_statement(cell: Cell) -> None:
             neither a number nor a function; or the class defines no step, or one with other arguments.
     """
     for kind in ("gates", "states", "apart"):
-        if not isinstance(getattr(cell, kind), tuple | list):
+        if not isinstance(getattr(cell, kind), (tuple, list)):
             raise _error(cell, kind, "a tuple of names", repr(getattr(cell, kind)), 'One name is ("c",).')
     for kind in ("parameters", "initial_states"):
         if not isinstance(getattr(cell, kind), Mapping):

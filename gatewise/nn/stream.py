@@ -276,13 +276,13 @@ class Stream:
 
     @states.setter
     def states(self, given: States | None) -> None:
-        refuse_if_traced(*(given if isinstance(given, tuple | list) else (given,)))
+        refuse_if_traced(*(given if isinstance(given, (tuple, list)) else (given,)))
         if given is None:
             self.reset()
             return
         cell, layer = cell_in_evaluation(self.layer), self.layer
         names = ("h", *cell.states)
-        several = isinstance(given, tuple | list)
+        several = isinstance(given, (tuple, list))
         found: tuple[Any, ...] = tuple(given) if several else (given,)
         if len(found) != len(names):
             expectation = f"{len(names)} tensor{'s' if len(names) > 1 else ''} ({', '.join(names)})"

@@ -58,7 +58,7 @@ def recorded(step: TrainingStep | InferenceStep) -> list[Call]:
 
 def repeated(calls: Sequence[Call], workload: Workload, device: torch.device) -> Callable[[], None]:
     """Return a function that makes the calls again, forward and, where there are gradients, backward."""
-    given = pytree.tree_leaves([(call.arguments, call.options) for call in calls if call.trained])
+    given = _leaves([(call.arguments, call.options) for call in calls if call.trained])
     inputs = [leaf for leaf in given if isinstance(leaf, Tensor) and leaf.requires_grad]
     weights = dict.fromkeys(weight for call in calls for weight in call.layer.parameters())
     above = [gradient for call in calls for gradient in call.gradients if gradient is not None]
@@ -68,7 +68,7 @@ def repeated(calls: Sequence[Call], workload: Workload, device: torch.device) ->
         with autocasting(workload, device):
             for call in calls:
                 with torch.set_grad_enabled(call.trained):
-                    outputs = pytree.tree_leaves(call.layer(*call.arguments, **call.options))
+                    outputs = _leaves(call.layer(*call.arguments, **call.options))
                 ends += [y for y, gradient in zip(outputs, call.gradients, strict=True) if gradient is not None]
         if ends:
             torch.autograd.grad(ends, [*inputs, *weights], above)
@@ -102,8 +102,8 @@ def _kernel(layer: LSTM, x: Tensor | PackedSequence, hx: Any = None, resets: Ten
 
 def _recorder(calls: list[Call]) -> Callable[..., None]:
     def record(layer: nn.RNNBase, arguments: tuple[Any, ...], options: dict[str, Any], outputs: Any) -> None:
-        given = pytree.tree_map_only(Tensor, _leaf, (arguments, options))
-        leaves = pytree.tree_leaves(outputs)
+        given = pytree.tree_map_only((Tensor, PackedSequence), _detached, (arguments, options))
+        leaves = _leaves(outputs)
         call = Call(layer, *given, gradients=[None] * len(leaves))
         calls.append(call)
         for place, leaf in enumerate(leaves):
@@ -118,5 +118,12 @@ def _keep(call: Call, place: int, gradient: Tensor | None) -> None:
         call.gradients[place] = gradient.detach().clone()
 
 
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.requires_grad)
+def _detached(value: Any) -> Any:
+    if isinstance(value, PackedSequence):  # which only later versions than PyTorch 2.6 take apart
+        return value._replace(data=_detached(value.data))
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    found = [[*leaf] if isinstance(leaf, PackedSequence) else [leaf] for leaf in pytree.tree_leaves(tree)]
+    return [part for parts in found for part in parts]

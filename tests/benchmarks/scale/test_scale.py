@@ -132,7 +132,8 @@ def test_translation_on_one_and_two_processes_and_its_report(tmp_path: Path) -> 
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("model", ["lm", pytest.param("nmt", marks=pytest.mark.exhaustive)])
 def test_all_other_rows_have_the_losses_of_the_first(tmp_path: Path, model: str) -> None:
-    others = TRAININGS[model].ways.others
+    sharded = hasattr(torch.cpu.Stream, "record_event")  # PyTorch 2.6 cannot divide a model between CPUs
+    others = [way for way in TRAININGS[model].ways.others if sharded or "fully_shard" not in way.name]
     options = [word for way in others for word in ("--way", way.name)]
     ran = call("--quick", "--device", "cpu", "--model", model, "--processes", "2", "--runs", "1", *options)
     assert ran.exit_code == 0, ran.stdout

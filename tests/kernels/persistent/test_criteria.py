@@ -6,6 +6,7 @@ import torch
 from gatewise.cells import GRU, LSTM, RNN
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
+from gatewise.kernels.cuda.deep_products import widens
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.selection.estimate import busy
@@ -99,6 +100,7 @@ def test_the_work_of_libraries_is_the_products_outside_the_loops(cell, gates, hi
     assert training.matmul_flops == pytest.approx(row * (3 * 64 + hidden_size))
 
 
+@pytest.mark.skipif(not widens(), reason="PyTorch 2.6 has no product of float16 with a float32 result")
 @pytest.mark.parametrize("cell", [LSTM(), GRU()], ids=repr)
 def test_products_of_float16_factors_are_part_of_all_products(cell):
     pair = IN_TF32.replace(time=35, batch=20, input_size=650, hidden_size=650, num_layers=2, cell=cell)
