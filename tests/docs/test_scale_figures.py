@@ -41,8 +41,13 @@ def test_how_much_faster_several_gpus_are(page):
     assert f"is {two:.1f} times as fast on two H200s as on one, and {four:.1f} times on four" in page
     translation = speed_up(H200, "iwslt-50-50-128", "gatewise train nmt", 128, 4)
     assert f"translation is {translation:.1f} times as fast on four" in page
-    few = speed_up(H200, *LM, 20, 2), speed_up(H100, *LM, 20, 4)
-    assert "not hidden: {:.1f} times on two H200s, and {:.1f} times on four H100s".format(*few) in page
+    few = [speed_up(H200, *LM, 20, count) for count in (2, 4)]
+    assert "not hidden: {:.1f} times on two H200s, and {:.1f} times on four.".format(*few) in page
+    # With one process no gradient is exchanged, and the way with rows is the same.
+    rows = [speed_up(H200, LM[0], f"{LM[1]}, rows", 20, count) for count in (2, 4)]
+    assert "in place of its matrix there: {:.1f} and {:.1f} times".format(*rows) in page
+    steps = steps_of(H200)
+    assert steps[LM[0], f"{LM[1]}, rows", 2, 20] < steps[LM[0], f"{LM[1]}, rows, bfloat16", 2, 20]
     assert f"{4 * WEIGHTS / 1e6:.0f} MB in float32" in page
 
 
