@@ -43,7 +43,7 @@ PROCESSES ?= 8
 # Of `release`: the versions to test, each Python (or the path of an interpreter) with each PyTorch, and the tests. Those
 # that cannot be had are skipped, and listed at the end.
 PYTHONS ?= 3.11 3.12 3.13
-TORCHES ?= 2.6 2.11 2.13
+TORCHES ?= 2.6 2.11 2.13 2.15
 TESTS ?= tests
 
 # Of `clients`: those to run; all of them if empty.

@@ -13,7 +13,7 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,29 +25,41 @@ OPTIONS = {
     "trusted-host": "--allow-insecure-host",
 }
 """Options of pip, each with uv's option for one of its values."""
-PIP = [sys.executable, "-m", "pip"]
+QUIET = ("--quiet", "--disable-pip-version-check")
 
 
 def main() -> None:
-    """Install with uv, or else with pip, and exit with pip's status if that fails too."""
+    """Install, and exit with the status."""
     extra, *options = sys.argv[1:]
-    what = [*options, "--constraint", "constraints.txt", "--editable", f".[{extra}]"]
-    pip = [*PIP, "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
-    if subprocess.run([*pip, *options, "uv"], cwd=ROOT, stderr=subprocess.DEVNULL, check=False).returncode == 0:
-        settings = configured()
-        uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
+    words = [*options, "--constraint", "constraints.txt", "--editable", f".[{extra}]"]
+    sys.exit(install(sys.executable, words, options))
+
+
+def install(python: str, words: Sequence[str], options: Sequence[str] = ()) -> int:
+    """Install packages into the environment of an interpreter with uv, or else with pip, and return the exit status.
+
+    Args:
+        python: The interpreter, in an environment with pip.
+        words: The words after `pip install`, which are the same for uv. Paths are those from the project's root.
+        options: The options with which pip installs uv.
+    """
+    pip = [python, "-m", "pip", "install", *QUIET]
+    if _run([*pip, *options, "uv"], stderr=subprocess.DEVNULL) == 0:
+        settings = configured(python)
+        uv = [python, "-m", "uv", "pip", "install", "--quiet", "--python", python]
         # Like pip, take the best version of all indexes.
-        command = [*uv, "--index-strategy", "unsafe-best-match", *translated(settings), *what]
-        environment = os.environ | ({"SSL_CERT_FILE": settings["cert"]} if "cert" in settings else {})
-        if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0:
-            return
+        command = [*uv, "--index-strategy", "unsafe-best-match", *translated(settings), *words]
+        certificates = {"SSL_CERT_FILE": settings["cert"]} if "cert" in settings else {}
+        if _run(command, env=os.environ | certificates) == 0:
+            return 0
         print("uv could not install these packages; pip is tried.", file=sys.stderr, flush=True)
-    sys.exit(subprocess.run([*pip, *what], cwd=ROOT, check=False).returncode)
+    return _run([*pip, "--no-compile", *words])
 
 
-def configured() -> dict[str, str]:
-    """Return pip's options from its files and the environment, the latter before the former."""
-    listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=False).stdout
+def configured(python: str) -> dict[str, str]:
+    """Return pip's options from its files and the environment, of which the latter come first."""
+    command = [python, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     found: dict[str, str] = {}
     for line in sorted(listed.splitlines(), key=lambda line: line.startswith(":env:")):
         name, _, value = line.partition("=")
@@ -57,13 +69,17 @@ def configured() -> dict[str, str]:
     return found
 
 
-def translated(settings: dict[str, str]) -> Sequence[str]:
+def translated(settings: Mapping[str, str]) -> list[str]:
     """Return uv's options for pip's."""
     found = []
     for option, own in OPTIONS.items():
         for value in settings.get(option, "").split():
             found += [own, value]
     return found + (["--no-index"] if settings.get("no-index", "").lower() in ("1", "true", "yes", "on") else [])
+
+
+def _run(command: Sequence[str], **more: object) -> int:
+    return subprocess.run(command, cwd=ROOT, check=False, **more).returncode  # type: ignore[call-overload]
 
 
 if __name__ == "__main__":

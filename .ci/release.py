@@ -23,6 +23,8 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from install import install
+
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 EXTRAS = ("", "train,parquet,keras,cuda")
@@ -124,7 +126,7 @@ def check(interpreter: str, torch: str, extras: str, package: Path, source: Path
     with tempfile.TemporaryDirectory() as folder:
         python = environment(interpreter, Path(folder))
         wanted = f"gatewise[{extras}] @ {package.as_uri()}" if extras else f"gatewise @ {package.as_uri()}"
-        run(python, "-m", "pip", "install", "--quiet", *options.pip, wanted, f"torch=={torch}.*")
+        install_into(python, wanted, f"torch=={torch}.*", pip=options.pip)
         where = "import gatewise, pathlib; print(pathlib.Path(gatewise.__file__).parent)"
         installed = Path(subprocess.check_output([python, "-c", where], text=True, cwd=folder).strip())
         if Path(folder) not in installed.parents:
@@ -132,7 +134,7 @@ def check(interpreter: str, torch: str, extras: str, package: Path, source: Path
         for command in COMMANDS:
             run(python, "-m", "gatewise", *command.split(), cwd=folder)
         if options.tests:
-            run(python, "-m", "pip", "install", "--quiet", *options.pip, *tools())
+            install_into(python, *tools(), pip=options.pip)
             tests = options.tests if extras else light(options.tests)
             words = ["-n", options.workers, "-m", "not gpu and not exhaustive and not slow", *tests]
             if tests:
@@ -156,6 +158,12 @@ def environment(interpreter: str, folder: Path) -> str:
     """Make an empty environment, and return its interpreter."""
     run(interpreter, "-m", "venv", folder / "environment")
     return str(folder / "environment" / "bin" / "python")
+
+
+def install_into(python: str, *words: str, pip: Sequence[str]) -> None:
+    """Install packages into an environment, with more options for uv and pip."""
+    if install(python, [*pip, *words], pip):
+        raise Failed(f"the installation of {shlex.join(words)}")
 
 
 def run(*words: object, cwd: Path | str | None = None) -> None:
@@ -185,10 +193,10 @@ def _within(test: str, asked: Sequence[str]) -> bool:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pythons", type=str.split, default="3.11 3.12 3.13", help="versions, or paths")
-    parser.add_argument("--torches", type=str.split, default="2.6 2.11 2.13")
+    parser.add_argument("--torches", type=str.split, default="2.6 2.11 2.13 2.15")
     parser.add_argument("--tests", type=str.split, default="tests", help="empty for none")
     parser.add_argument("--workers", default="auto", help="processes that run tests")
-    parser.add_argument("--pip", type=shlex.split, default="", help="more options for pip")
+    parser.add_argument("--pip", type=shlex.split, default="", help="more options for uv and pip")
     return parser.parse_args()
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -17,12 +18,23 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
-@pytest.fixture(scope="module")
-def release():
-    specification = importlib.util.spec_from_file_location("release", ROOT / ".ci" / "release.py")
+def program(name):
+    specification = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def installation():
+    return program("install")
+
+
+@pytest.fixture(scope="module")
+def release(installation):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "install", installation)
+        return program("release")
 
 
 def test_the_citation_is_of_this_version():
@@ -163,3 +175,52 @@ def test_options_of_pip_reach_the_release(release, monkeypatch):
     options = release._options()
     assert options.pip == ["--no-cache-dir", "--index-url", "here"]
     assert options.tests == ["tests/nn", "tests/cells"]
+
+
+LISTED = """:env:.find-links='/one /two'
+global.extra-index-url='file:///a file:///b'
+global.find-links='/old'
+freeze.timeout='10'
+install.cert='/etc/own.crt'
+"""
+
+
+@pytest.fixture
+def started(installation, monkeypatch):
+    """Answer with given exit statuses instead of starting programs; the commands are listed."""
+    commands, statuses = [], []
+
+    def run(command, **options):
+        if command[-2:] == ["config", "list"]:
+            return subprocess.CompletedProcess(command, 0, LISTED)
+        commands.append((command, options.get("env") or {}))
+        return subprocess.CompletedProcess(command, statuses.pop(0))
+
+    monkeypatch.setattr(installation.subprocess, "run", run)
+    return commands, statuses
+
+
+def test_uv_installs_from_the_indexes_of_pip(installation, started):
+    commands, statuses = started
+    statuses += [0, 0]
+    assert installation.install("python", ["--pre", "torch"], ["--pre"]) == 0
+    (first, _), (second, environment) = commands
+    assert first == ["python", "-m", "pip", "install", *installation.QUIET, "--pre", "uv"]
+    assert second[:5] == ["python", "-m", "uv", "pip", "install"]
+    indexes = ["--index", "file:///a", "--index", "file:///b"]
+    assert second[-10:] == [*indexes, "--find-links", "/one", "--find-links", "/two", "--pre", "torch"]
+    assert environment["SSL_CERT_FILE"] == "/etc/own.crt"
+
+
+@pytest.mark.parametrize("statuses_of_uv", [[1], [0, 1]], ids=["cannot be had", "fails"])
+def test_pip_installs_where_uv_does_not(installation, started, statuses_of_uv):
+    commands, statuses = started
+    statuses += [*statuses_of_uv, 3]
+    assert installation.install("python", ["torch"]) == 3
+    assert commands[-1][0] == ["python", "-m", "pip", "install", *installation.QUIET, "--no-compile", "torch"]
+    assert not statuses
+
+
+def test_no_index_of_pip_is_none_of_uv(installation):
+    assert installation.translated({"no-index": "true"}) == ["--no-index"]
+    assert installation.translated({"no-index": "0", "index-url": "file:///a"}) == ["--default-index", "file:///a"]
