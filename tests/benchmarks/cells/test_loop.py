@@ -90,6 +90,7 @@ def test_the_whole_loop_can_be_compiled(name: str, traced_only: None) -> None:
 
 
 def test_a_step_is_compiled_once_for_all_times_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()  # what was compiled before changes which sizes are dynamic
     graphs: list[torch.fx.GraphModule] = []
 
     def counted(graph: torch.fx.GraphModule, example: object) -> torch.fx.GraphModule:
