@@ -53,7 +53,7 @@ def translation(processes, folder, **options):
     data = PairBatches(*pairs, 240, shuffle=True, **shares)
     assert data.shapes > 4
     valid = PairBatches(*(side[:50] for side in pairs), 240, **shares)
-    return fitted(processes, folder, model, data, valid, **({"epochs": 3} | options))
+    return fitted(processes, folder, model, data, valid, **({"epochs": 2} | options))
 
 
 def fitted(processes, folder, model, data, valid, **options):
