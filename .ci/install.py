@@ -15,6 +15,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 OPTIONS = {
@@ -50,7 +52,7 @@ def install(python: str, words: Sequence[str], options: Sequence[str] = ()) -> i
         # Like pip, take the best version of all indexes.
         command = [*uv, "--index-strategy", "unsafe-best-match", *translated(settings), *words]
         certificates = {"SSL_CERT_FILE": settings["cert"]} if "cert" in settings else {}
-        if _run(command, env=os.environ | certificates) == 0:
+        if _run(command, certificates) == 0:
             return 0
         print("uv could not install these packages; pip is tried.", file=sys.stderr, flush=True)
     return _run([*pip, "--no-compile", *words])
@@ -78,8 +80,10 @@ def translated(settings: Mapping[str, str]) -> list[str]:
     return found + (["--no-index"] if settings.get("no-index", "").lower() in ("1", "true", "yes", "on") else [])
 
 
-def _run(command: Sequence[str], **more: object) -> int:
-    return subprocess.run(command, cwd=ROOT, check=False, **more).returncode  # type: ignore[call-overload]
+def _run(command: Sequence[str], variables: Mapping[str, str] = MappingProxyType({}), **more: Any) -> int:
+    # What lies on PYTHONPATH is not in the environment, although pip would find it there.
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(command, cwd=ROOT, env=clean | dict(variables), check=False, **more).returncode
 
 
 if __name__ == "__main__":

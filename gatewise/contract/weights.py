@@ -160,6 +160,10 @@ def copied_together(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tens
     One operator copies all tensors, in place of one operator for each. The copies lie in the order of cuDNN's buffer:
     where no space is left between them, because the number of elements of each is a multiple of 8, cuDNN reads the
     copies of weights with biases from this buffer.
+
+    Args:
+        tensors: The tensors, at least one, all on one device.
+        dtype: The dtype of the copies.
     """
     where, size = _places_of_copies(tuple([tensor.shape for tensor in tensors]))
     with torch.no_grad():

@@ -8,6 +8,7 @@ from gatewise.cells import GRU, LSTM, RNN
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs, OutputGradients
+from gatewise.contract.weights import copied_together
 from gatewise.kernels.cudnn import cudnn
 from gatewise.kernels.cudnn.weight_buffer import weight_buffer
 from tests.kernels.cudnn_operators import Operators
@@ -138,3 +139,21 @@ def test_the_loops_of_both_passes_are_stated_each(hidden_size, dtype, persistent
     # A product over all steps and its sum, and two launches for the steps of each layer or for each of them.
     assert work.launches == 2 * 2 * (2 + persistent + (2 - persistent) * 100)
     assert (work.cached_bytes > 0) == (persistent < 2)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_gradients_of_copies_of_float32_weights_are_float32(cell, dropout, operators):
+    problem = Problem(5, 3, 8, 8, num_layers=2, dropout=dropout, dtype=torch.bfloat16, needs_grad=True, cell=cell)
+    inputs = testing.make_inputs(problem)
+    inputs = inputs._replace(weights=copied_together([each.float() for each in inputs.weights], torch.bfloat16))
+    gradients = testing.make_gradients(problem, inputs)
+    _, expected = testing.run_kernel(cudnn, problem, inputs, gradients)
+    _, found = testing.run_kernel(cudnn, problem.replace(float32_gradients=True), inputs, gradients)
+    for one, other in zip(found.weights, expected.weights, strict=True):
+        assert (one.dtype, other.dtype) == (torch.float32, torch.bfloat16)
+        assert torch.equal(one, other.float())
+    buffer = weight_buffer(inputs.weights, problem.weights_per_direction)
+    assert buffer.data_ptr() == inputs.weights[0].data_ptr(), "the copies are read where they are"
+    # PyTorch's own call would return them to autograd, which knows nothing of the copies.
+    assert cudnn.recorded(problem.replace(float32_gradients=True), inputs) is None
