@@ -10,8 +10,8 @@
 // the first layer.
 //
 // Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
-// SPLIT (1, 2 or 4), ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, STAGED, SHARED_BYTES; RAGGED (rows have
-// lengths), STACKED; PAUSE (in 16 bits: the clock cycles between the stores of a step and the first loads of those of other
+// SPLIT (1, 2 or 4), ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, BUFFERS (see sequence.cuh), STAGED,
+// SHARED_BYTES; RAGGED (rows have lengths), STACKED; PAUSE (in 16 bits: the clock cycles between the stores of a step and the first loads of those of other
 // blocks); RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with
 // masks, those of masks.cuh.
 #define WIDTH (4 * HIDDEN / SPLIT)
@@ -27,7 +27,7 @@ constexpr int STAGING_BYTES = 0;
 #include "staging.cuh"
 constexpr int STAGING_BYTES = WARPS * STAGED * SPAN_PITCH;
 #endif
-constexpr int SUM_BYTES = 2 * WARPS * PARTIAL_FLOATS * 4;
+constexpr int SUM_BYTES = BUFFERS * WARPS * PARTIAL_FLOATS * 4;
 constexpr int WORKING_BYTES = SUM_BYTES > STAGING_BYTES ? SUM_BYTES : STAGING_BYTES;  // of shared memory
 #if SPLIT > 1
 #include "cluster.cuh"
@@ -79,7 +79,7 @@ struct Backward {
 #endif
 };
 
-static_assert(2 * WARPS * PARTIAL_FLOATS >= ROWS * UNITS * 4, "the gradients of the biases fit in the memory of the partial sums");
+static_assert(BUFFERS * WARPS * PARTIAL_FLOATS >= ROWS * UNITS * 4, "the gradients of the biases fit in the memory of the partial sums");
 
 // The values that a cell reads at one step.
 struct Inputs {
@@ -92,7 +92,7 @@ constexpr bool FETCHES = !EXACT;  // exact products leave no registers for prefe
 extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(const Backward p) {
     extern __shared__ float4 shared[];
     __shared__ int row_ends[2 * ROWS];
-    float* const partials = (float*)shared;  // [2, WARPS, ROWS, PARTIAL_STRIDE]
+    float* const partials = (float*)shared;  // [BUFFERS, WARPS, ROWS, PARTIAL_STRIDE]
     uint4* const lent = (uint4*)((char*)shared + WORKING_BYTES);
 #if SPLIT > 1
     __shared__ u64 arrival;
@@ -221,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
         // There is one more step than the sequence has, which computes the gradient of h0.
         for (int step = 0; step <= steps; ++step, parity ^= 1) {
             const int t = reverse ? step : steps - 1 - step;
-            float* const sums = partials + parity * WARPS * PARTIAL_FLOATS;
+            float* const sums = partials + (BUFFERS == 2 ? parity : 0) * WARPS * PARTIAL_FLOATS;
 #if STACKED
             // The first layer's gradients come from the blocks between the layers; most have arrived when they are loaded first.
             patience.polls = 0;
@@ -380,6 +380,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
             if (!between) while (clock64() - stored < PAUSE) {}
 #endif
             if (!between) begin_product(words, row_at, step + 1);
+            release_sums();
             episodes.advance(ends, reverse ? t + 2 : t - 2, parity);
         }
 #if RAGGED

@@ -2,23 +2,28 @@
 //
 // Block (x, y, z) computes the hidden units from x * UNITS on of direction z, for the batch groups y, y + gridDim.y, ... of
 // ROWS rows each.
+// The product of a step has the depth H. With SPLIT > 1 the blocks of a cluster share the depth: block r multiplies the hidden
+// states from r * H / SPLIT on for the units of the whole cluster, and receives the partial sums of its own units from the
+// other blocks.
 // With STACKED the launch computes a pair of layers with one direction, the second layer a step behind the first: blocks of
 // z = 0 compute the first layer, those of z = 1 multiply its outputs with the input weights of the second layer, and those of
 // z = 2 compute the second layer.
 //
 // Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
-// ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, SHARED_BYTES; WARPGROUPS (the product is that of
-// warpgroup_product.cuh); RAGGED (rows have lengths), STACKED; RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see
+// SPLIT (1, 2 or 4), ROWS (a multiple of 8), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, BUFFERS (see sequence.cuh), SHARED_BYTES;
+// WARPGROUPS (the product is that of warpgroup_product.cuh); RAGGED (rows have lengths), STACKED; RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see
 // matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of masks.cuh.
-#define WIDTH HIDDEN
-#define TILES (UNITS / 4)
+#define WIDTH (HIDDEN / SPLIT)
+#define TILES (SPLIT * UNITS / 4)
 #define MARKED 0
-#define SPLIT 1
 #define EARLY_LOADS 1
 #include "gate_sums.cuh"
 #include "sequence.cuh"
 #include "episodes.cuh"
 #include "masks.cuh"
+#if SPLIT > 1
+#include "cluster.cuh"
+#endif
 
 // Arrays of two pointers are for the two directions, with STACKED for the two layers of a pair; then D is 2 in the shapes of
 // states and 1 in the shapes of columns. A tensor with a value for each token has that of step t and row n at index
@@ -58,7 +63,10 @@ struct Forward {
 #endif
 };
 
-static_assert(2 * PARTS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 == SHARED_BYTES, "the same as in tiling.py");
+constexpr int RECEIVED = (SPLIT - 1) * ROWS * UNITS;  // units' gate sums that a block receives in a step, four floats each
+static_assert(BUFFERS * PARTS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 + 2 * RECEIVED * 16 == SHARED_BYTES, "the same as in tiling.py");
+static_assert(SPLIT == 1 || (WIDTH * sizeof(Value) % 16 == 0 && WIDTH * SPLIT == HIDDEN), "loads of 16 bytes begin at a block's depth");
+static_assert(SPLIT == 1 || !STACKED, "blocks of layers in pairs share no depth");
 static_assert(!WITH_MASKS || !STACKED, "layers with masks are computed one by one");
 #if WARPGROUPS
 constexpr int MOST_STATIC_BYTES = 2048;  // that tilings leave of a block's memory
@@ -68,11 +76,11 @@ constexpr int MOST_STATIC_BYTES = 1024;
 static_assert(!RESETS || 2 * ROWS * 4 + UNITS * 16 + 2 * ROWS <= MOST_STATIC_BYTES, "as much as tilings leave for static memory");
 
 // Loads the weights of the block's tiles from rows of `source`: row r of the tiles is gate sum r % 4 of unit r / 4, so that the
-// four sums of a cell are neighbours.
-__device__ __forceinline__ void load_rows(Weights& weights, uint4* lent, const Value* source, const int first_unit, const bool between, const int lane) {
+// four sums of a cell are neighbours. The depth begins at `first_depth`.
+__device__ __forceinline__ void load_rows(Weights& weights, uint4* lent, const Value* source, const int first_unit, const int first_depth, const bool between, const int lane) {
     auto words_at = [&](int row, int k) {
         const int unit = first_unit + row / 4, gate = gate_of(row & 3, between);
-        return load_weight_words(source + (size_t)(gate * SIZE + unit) * SIZE, k, gate >= 0 && is_unit(unit));
+        return load_weight_words(source + (size_t)(gate * SIZE + unit) * SIZE, first_depth + k, gate >= 0 && is_unit(unit) && (SPLIT == 1 || k < WIDTH));
     };
     load_weights(weights, lent, [](int) {}, [&](int tile, int span) -> Pair {
         const uint4 upper = words_at(tile * 16 + (lane >> 2), depth_of(span));
@@ -108,8 +116,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
     extern __shared__ float4 shared[];
     __shared__ int row_ends[2 * ROWS];
     __shared__ float4 biases[UNITS];
-    float* const partials = (float*)shared;  // [2, PARTS, ROWS, PARTIAL_STRIDE]
-    uint4* const lent = (uint4*)(partials + 2 * PARTS * PARTIAL_FLOATS);
+    float* const partials = (float*)shared;  // [BUFFERS, PARTS, ROWS, PARTIAL_STRIDE]
+    uint4* const lent = (uint4*)(partials + BUFFERS * PARTS * PARTIAL_FLOATS);
+#if SPLIT > 1
+    // A block that has all sums of a step can send those of the next one while another block still waits for those of the step,
+    // so that the two have barriers and memory of their own.
+    __shared__ u64 arrival_of_even;
+    __shared__ u64 arrival_of_odd;
+    float4* const received = (float4*)(lent + LENT_WORDS);  // [2, SPLIT - 1, ROWS, UNITS]
+    const u32 rank = cluster_rank();
+    if (threadIdx.x == 0) {
+        initialise_arrival(&arrival_of_even);
+        initialise_arrival(&arrival_of_odd);
+    }
+    arrive_at_cluster_barrier();
+    u32 exchanges = 0;
+#else
+    constexpr u32 rank = 0;
+#endif
     const int part = own_part(), lane = threadIdx.x & 31;
     const int first_unit = blockIdx.x * UNITS;
 #if STACKED
@@ -136,11 +160,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
 
     Weights weights;
     const Value* source = between ? p.between : second ? p.weights[1] : p.weights[0];
-    load_rows(weights, lent, source, first_unit, between, lane);
+    load_rows(weights, lent, source, first_unit - (int)rank * UNITS, (int)rank * WIDTH, between, lane);
     read_biases(biases, second ? p.bias_ih[1] : p.bias_ih[0], second ? p.bias_hh[1] : p.bias_hh[0], first_unit);
     Patience patience = {p.patience, 0, false};
     Masks masks(p, direction, first_unit);
     int parity = 0;
+#if SPLIT > 1
+    await_cluster_barrier();
+#endif
 
     for (int turn = 0, group = blockIdx.y; group < p.groups; group = group_of(++turn)) {
         const int first_row = group * ROWS;
@@ -185,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
             const int t = reverse ? steps - 1 - step : step, before = between ? t : reverse ? t + 1 : t - 1;
             const u32 n = min(ends.place(row), p.batch - 1);
             const bool polled = (between || step > 0) && step < steps && (!RAGGED || max(t, before) < ends.of(row));
-            const u32 place = n * (polled ? y_row_values : HIDDEN) + depth_of(0);
+            const u32 place = n * (polled ? y_row_values : HIDDEN) + rank * WIDTH + depth_of(0);
             return {(polled ? step_of(y, before, y_step_values) : h0) + place, polled, !RAGGED || t < ends.of(row)};
         };
 #if STACKED
@@ -205,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
         for (int step = 0; step < steps; ++step, parity ^= 1) {
             const int t = reverse ? steps - 1 - step : step;
             Value* const now = step_of(y, t, y_step_values);
-            float* const sums = partials + parity * PARTS * PARTIAL_FLOATS;
+            float* const sums = partials + (BUFFERS == 2 ? parity : 0) * PARTS * PARTIAL_FLOATS;
 #if STACKED
             // The second layer's inputs come from the blocks between the layers; most have arrived when they are loaded first.
             patience.polls = 0;
@@ -221,8 +248,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
             __syncthreads();
             if (between) {
                 pass_to_second_layer(gates, sums, inside, four_own, step_values, t);
+                release_sums();
                 continue;
             }
+#if SPLIT > 1
+            float4* const inbox = received + parity * RECEIVED;
+            u64* const arrival = parity ? &arrival_of_odd : &arrival_of_even;
+            if (threadIdx.x == 0) expect_bytes(arrival, RECEIVED * 16);
+#pragma unroll
+            for (int first = 0; first < RECEIVED; first += THREADS) {
+                const int item = first + threadIdx.x;
+                if (first + THREADS > RECEIVED && item >= RECEIVED) continue;
+                const int other = item / (ROWS * UNITS), cell = item % (ROWS * UNITS), row = cell / UNITS, unit = cell % UNITS;
+                const u32 to = other < rank ? other : other + 1, place = (rank < to ? rank : rank - 1) * ROWS * UNITS + cell;
+                send(address_in(shared_address(inbox + place), to), summed(sums, row, (to * UNITS + unit) * 4), address_in(shared_address(arrival), to));
+            }
+            float4 product_of[CELLS];
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell) {
+                const Place at = place_of(cell);
+                if (warp_owns(cell)) product_of[cell] = summed(sums, at.exists ? at.row : 0, (rank * UNITS + at.unit) * 4);
+            }
+            // This wait has no limit, as in the backward pass.
+            if (warp_owns(0))
+                while (!has_arrived(arrival, exchanges >> 1 & 1)) {}
+            ++exchanges;
+#endif
             // First the arithmetic, then the stores that other blocks wait for, then those for the backward pass.
             Gates gate[CELLS];
             u32 output[CELLS];
@@ -238,7 +289,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 const Place at = place_of(cell);
                 active[cell] = inside[cell] && (!RAGGED || t < ends.of(at.row));
                 const bool begins = episodes.begins(at, parity);
-                const float4 product = summed(sums, at.exists ? at.row : 0, at.unit * 4), sum = begins ? make_float4(0.f, 0.f, 0.f, 0.f) : product;
+#if SPLIT > 1
+                float4 product = product_of[cell];
+#pragma unroll
+                for (int other = 0; other < SPLIT - 1; ++other) {
+                    const float4 part = inbox[(other * ROWS + (at.exists ? at.row : 0)) * UNITS + at.unit];
+                    product.x += part.x, product.y += part.y, product.z += part.z, product.w += part.w;
+                }
+#else
+                const float4 product = summed(sums, at.exists ? at.row : 0, at.unit * 4);
+#endif
+                const float4 sum = begins ? make_float4(0.f, 0.f, 0.f, 0.f) : product;
 #if CELL_MASKS
                 const Stepped after = stepped(total_sums(sum, widened(input[cell]), biases[at.exists ? at.unit : 0]), begins ? 0.f : c[cell], masks.of(cell));
 #else
@@ -297,6 +358,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 }
             }
             begin_product(words, row_at, step + 1);
+            release_sums();
             episodes.advance(ends, reverse ? t - 2 : t + 2, parity);
         }
         if (between) continue;
@@ -330,4 +392,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
 #endif
     }
     if (patience.lost) *(volatile int*)p.failure = 1;
+#if SPLIT > 1
+    cluster_barrier();
+#endif
 }

@@ -6,6 +6,19 @@
 #include "product.cuh"
 #endif
 
+// The steps whose partial sums are in shared memory: 2, so that the warps that are first in a step write theirs while others still
+// read those of the step before; or 1, where two leave no room for many batch rows, with a barrier at the end of each step.
+#ifndef BUFFERS
+#define BUFFERS 2
+#endif
+
+// Called after the last read of the partial sums of a step.
+__device__ __forceinline__ void release_sums() {
+#if BUFFERS == 1
+    __syncthreads();
+#endif
+}
+
 // The total of the partial sums of four neighbouring values of a batch row, in shared memory [PARTS, ROWS, PARTIAL_STRIDE].
 __device__ __forceinline__ float4 summed(const float* partials, int row, int column) {
     float4 total = make_float4(0.f, 0.f, 0.f, 0.f);

@@ -39,6 +39,8 @@ class Tiling:
         cell_size: The memory for a cell that is not fused; None for a fused one.
         warpgroups: Whether the product is that of warpgroup_product.cuh, in which warps share the rows of weights and
             not the depth.
+        buffers: Steps whose partial sums are in shared memory: 2, or 1 with a further barrier in each step, where two do
+            not fit.
     """
 
     hidden: int
@@ -57,16 +59,17 @@ class Tiling:
     stacked: bool = False
     cell_size: CellSize | None = None
     warpgroups: bool = False
+    buffers: int = 2
 
     @property
     def depth(self) -> int:
         """Values of the other operand that a block multiplies its weights with."""
-        return 4 * self.hidden // self.split if self.backward else self.hidden
+        return (4 if self.backward else 1) * self.hidden // self.split
 
     @property
     def tiles(self) -> int:
         """Tensor-core tiles of 16 weight rows in a block."""
-        return math.ceil((self.split if self.backward else 4) * self.units / 16)
+        return math.ceil((1 if self.backward else 4) * self.split * self.units / 16)
 
     @property
     def scaled(self) -> bool:
@@ -137,8 +140,8 @@ class Tiling:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: two steps' partial sums, and what a cluster sends."""
-        received = 2 * 4 * self.split * self.rows * self.units if self.split > 1 else 0
+        """Dynamic shared memory of a block: one or two steps' partial sums, and what a cluster sends."""
+        received = 2 * 4 * self._received
         staging = self.warps * self.staged * self._span_bytes
         return max(self._sum_bytes, staging) + self._lent_bytes + received + self._cell_bytes
 
@@ -170,7 +173,14 @@ class Tiling:
     @property
     def _sum_bytes(self) -> int:
         parts = 1 if self.warpgroups else self.warps
-        return 2 * 4 * parts * self.rows * (self.tiles * 16 + 4)
+        return self.buffers * 4 * parts * self.rows * (self.tiles * 16 + 4)
+
+    @property
+    def _received(self) -> int:
+        # Sums that a block receives in a step: in the backward pass its own, too.
+        if self.split == 1:
+            return 0
+        return (self.split if self.backward else 4 * (self.split - 1)) * self.rows * self.units
 
     @property
     def _lent_bytes(self) -> int:
@@ -220,12 +230,14 @@ class Tiling:
             "EXACT": int(self.exact),
             "ONE_ROW": int(self.one_row),
             "SHARED_BYTES": self.shared_bytes,
+            "SPLIT": self.split,
+            "BUFFERS": self.buffers,
         }
         if self.cell_size is not None:
             names["RING_WORDS"] = self.ring_words
         if self.warpgroups:
             names["WARPGROUPS"] = 1
-        return {**names, "SPLIT": self.split, "STAGED": self.staged} if self.backward else names
+        return {**names, "STAGED": self.staged} if self.backward else names
 
     def quantities(self) -> dict[str, float]:
         """The amounts of what a step does that its time depends on, each in a unit of its own.
@@ -235,7 +247,8 @@ class Tiling:
         bytes of gates, cells and outputs; `lent`, rows of fragments of weights read from shared memory; `products` of
         tensor-core tiles with 8 rows; `items`, slices of the depth times 8 rows, and `slices` alone; `span_rows`, those
         of one warp; `sums`, partial sums added up; `rounds`, polls after the first; `uneven`, 1 where the last block
-        has fewer units; `sends`, 1 where a cluster shares the depth, and `sent`, the sums that it sends.
+        has fewer units; `sends`, 1 where a cluster shares the depth, and `sent`, the sums that a block receives;
+        `barriers`, 1 where a step has a further one.
         """
         operand = self.rows * self.depth * self.value_bytes
         at_once = self.together * self.directions
@@ -259,7 +272,8 @@ class Tiling:
             "rounds": self._poll_rounds - 1,
             "uneven": self.hidden % (self.units * self.split) > 0,
             "sends": self.split > 1,
-            "sent": self.split * self.rows * self.units if self.split > 1 else 0,
+            "sent": self._received,
+            "barriers": self.buffers == 1,
         }
 
     @property

@@ -14,7 +14,7 @@ from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.tiling import Tiling
 
 _UNITS = (8, 12, 16, 20, 24, 32)
-_ROWS = (8, 16, 24, 32, 48, 64)
+_ROWS = (8, 16, 24, 32, 40, 48, 56, 64)
 _WARPS = (4, 8, 16)
 _ROWS_OF_WARPGROUPS = (24, 32, 48, 64)  # with a product in warpgroup.cuh
 _ROWS_OF_STACKED = 3  # of blocks: two layers, and the products between them
@@ -56,8 +56,12 @@ def stacked_tiling(
 ) -> Tiling | None:
     """Return the tiling of two stacked layers in one launch with the least predicted time; None if there is no room."""
     sizes = hidden_size, batch, _ROWS_OF_STACKED, device, backward, value_bytes, exact
-    found = [dataclasses.replace(each, stacked=True) for each in candidates(*sizes) if not each.warpgroups]
+    found = [dataclasses.replace(each, stacked=True) for each in candidates(*sizes) if _can_be_stacked(each)]
     return min(found, key=lambda candidate: candidate.step_clocks(device), default=None)
+
+
+def _can_be_stacked(cut: Tiling) -> bool:
+    return not cut.warpgroups and (cut.backward or cut.split == 1)
 
 
 def candidates(
@@ -94,13 +98,13 @@ def _of_one_group(
     cell_size: CellSize | None,
 ) -> tuple[Tiling, ...]:
     """Return every tiling of which a block fits on the device: the same for each of the many batches asked for."""
-    splits = (1, 2, 4) if backward and device.capability >= (9, 0) else (1,)
+    splits = (1, 2, 4) if device.capability >= (9, 0) else (1,)
     found = []
     for units, rows, warps, split in itertools.product(_UNITS, _ROWS, _WARPS, splits):
         numbers = {"value_bytes": value_bytes, "exact": exact, "one_row": one_row, "cell_size": cell_size}
         cut = Tiling(hidden, units, rows, warps, 1, split, backward, **numbers)
         if _whole_tiles(cut):
-            found += [placed for placed in _with_weights_placed(cut) if fits(placed, device)]
+            found += [held for placed in _with_weights_placed(cut) for held in _with_sums_held(placed, device)]
         if _has_warpgroups(cut, device):
             by_warpgroups = dataclasses.replace(cut, resident=cut.tiles, warpgroups=True)
             found += [by_warpgroups] if fits(by_warpgroups, device) else []
@@ -125,10 +129,18 @@ def _with_weights_placed(cut: Tiling) -> list[Tiling]:
     return list(dict.fromkeys(placed))
 
 
+def _with_sums_held(cut: Tiling, device: Device) -> list[Tiling]:
+    """Return a tiling with the partial sums of two steps in shared memory, or of one if two do not fit; if it fits."""
+    buffers = (2, 1) if cut.cell_size is None else (2,)
+    fitting = (held for held in (dataclasses.replace(cut, buffers=number) for number in buffers) if fits(held, device))
+    return list(itertools.islice(fitting, 1))
+
+
 def _has_warpgroups(cut: Tiling, device: Device) -> bool:
     """Whether the product of a tiling can be computed by two warpgroups, and takes less time then."""
     # wgmma is an instruction of this architecture alone.
     possible = device.capability == (9, 0) and cut.value_bytes == 2 and not cut.backward and cut.cell_size is None
+    possible = possible and cut.split == 1
     if not possible or (cut.units, cut.warps) != (32, 8) or cut.rows not in _ROWS_OF_WARPGROUPS:
         return False
     bounds = measured_weights(device, "persistent warpgroups")
@@ -136,7 +148,10 @@ def _has_warpgroups(cut: Tiling, device: Device) -> bool:
 
 
 def _whole_tiles(cut: Tiling) -> bool:
-    return not (cut.backward and cut.split * cut.units % 16)
+    if cut.backward:
+        return cut.split * cut.units % 16 == 0
+    # In the forward pass, blocks that share the depth load 16 bytes at a time from where their part of it begins.
+    return cut.split == 1 or (cut.cell_size is None and cut.hidden * cut.value_bytes % (16 * cut.split) == 0)
 
 
 def fits(cut: Tiling, device: Device) -> bool:
