@@ -95,8 +95,8 @@ def report(lines: Sequence[Mapping[str, Any]], ghz: float = 1.98) -> Iterator[st
 
 
 def cases_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the loops of a ranking by case and precision, of the cases in which several tilings were timed."""
-    named = [{**row, "choice": f"{row['case']} {row['dtype']}"} for row in rows]
+    """Return the loops of a ranking by case, precision and GPU, of the cases in which several tilings were timed."""
+    named = [{**row, "choice": f"{row['case']} {row['dtype']} {row['device']}"} for row in rows]
     return {case: of_case for case, of_case in groups(named, "choice").items() if len(of_case) > 1}
 
 
@@ -141,7 +141,7 @@ def fit(choices: Sequence[Choice], names: Sequence[str], start: Mapping[str, flo
         start: The weights to begin with.
     """
     generator = np.random.default_rng(_SEED)
-    quantities = [np.array([[row[name] for name in names] for row in choice.quantities]) for choice in choices]
+    quantities = [np.array([[row.get(name, 0.0) for name in names] for row in choice.quantities]) for choice in choices]
     losses = [np.log(np.array(choice.clocks) / min(choice.clocks)) for choice in choices]
     first = np.log([max(start[name], 1e-9) for name in names])
 
@@ -163,7 +163,7 @@ def fit(choices: Sequence[Choice], names: Sequence[str], start: Mapping[str, flo
 
 def clocks_by(weights: Mapping[str, float], quantities: Mapping[str, float]) -> float:
     """Return the clock cycles of a step by weights."""
-    return sum(weight * quantities[name] for name, weight in weights.items())
+    return sum(weight * quantities.get(name, 0.0) for name, weight in weights.items())
 
 
 def slower(choice: Choice, weights: Mapping[str, float]) -> float:

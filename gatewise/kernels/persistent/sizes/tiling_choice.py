@@ -16,6 +16,8 @@ from gatewise.kernels.persistent.sizes.tiling import Tiling
 _UNITS = (8, 12, 16, 20, 24, 32)
 _ROWS = (8, 16, 24, 32, 40, 48, 56, 64)
 _WARPS = (4, 8, 16)
+_ROWS_OF_16_BITS = (40, 56)
+_MOST_ROWS_OF_TF32 = 32
 _ROWS_OF_WARPGROUPS = (24, 32, 48, 64)  # with a product in warpgroup.cuh
 _ROWS_OF_STACKED = 3  # of blocks: two layers, and the products between them
 
@@ -98,12 +100,12 @@ def _of_one_group(
     cell_size: CellSize | None,
 ) -> tuple[Tiling, ...]:
     """Return every tiling of which a block fits on the device: the same for each of the many batches asked for."""
-    splits = (1, 2, 4) if device.capability >= (9, 0) else (1,)
+    splits = (1,) if device.capability < (9, 0) else (1, 2, 4) if backward else (1, 2)
     found = []
     for units, rows, warps, split in itertools.product(_UNITS, _ROWS, _WARPS, splits):
         numbers = {"value_bytes": value_bytes, "exact": exact, "one_row": one_row, "cell_size": cell_size}
         cut = Tiling(hidden, units, rows, warps, 1, split, backward, **numbers)
-        if _whole_tiles(cut):
+        if _whole_tiles(cut) and _is_measured(cut):
             found += [held for placed in _with_weights_placed(cut) for held in _with_sums_held(placed, device)]
         if _has_warpgroups(cut, device):
             by_warpgroups = dataclasses.replace(cut, resident=cut.tiles, warpgroups=True)
@@ -131,9 +133,28 @@ def _with_weights_placed(cut: Tiling) -> list[Tiling]:
 
 def _with_sums_held(cut: Tiling, device: Device) -> list[Tiling]:
     """Return a tiling with the partial sums of two steps in shared memory, or of one if two do not fit; if it fits."""
-    buffers = (2, 1) if cut.cell_size is None else (2,)
+    buffers = (2, 1) if _can_have_one_buffer(cut) else (2,)
     fitting = (held for held in (dataclasses.replace(cut, buffers=number) for number in buffers) if fits(held, device))
     return list(itertools.islice(fitting, 1))
+
+
+def _can_have_one_buffer(cut: Tiling) -> bool:
+    """Whether a step may have a further barrier: where blocks then have more batch rows, and take less time."""
+    if cut.cell_size is not None or cut.exact:
+        return False
+    # The assembler spills the weights of TF32 beside the sums of more rows. Backward passes in 16 bits gain nothing.
+    return cut.rows <= _MOST_ROWS_OF_TF32 if cut.scaled else not cut.backward
+
+
+def _is_measured(cut: Tiling) -> bool:
+    """Whether a tiling is among those that were compared on a GPU; `benchmarks/results/tilings.jsonl` has the times."""
+    if cut.rows in _ROWS_OF_16_BITS and cut.value_bytes == 4:
+        return False
+    if cut.backward or cut.split == 1:
+        # NVRTC leaves the loop over this many products rolled, whose sums then are in local memory: four times as slow.
+        return not (cut.scaled and cut.tiles >= 8 and cut.spans >= 8)
+    # In 16 bits, sending the sums of four gates takes as long as the loads that it saves.
+    return cut.scaled and cut.rows <= _MOST_ROWS_OF_TF32 and cut.tiles * cut.spans < 64
 
 
 def _has_warpgroups(cut: Tiling, device: Device) -> bool:
