@@ -10,7 +10,8 @@
 soon as it is measured; calls that are in this file already are left out. `write` replaces the times of the chosen calls
 that are in the given files: those of `again`, or records of `gatewise bench lstm` and `gru`, of which the newest for a
 call counts. Later files replace times of earlier ones. The lines stay in place, and refer to a record that is named
-like the former one, and by where, when and with what commit the calls were measured again. With `--replays` the times
+like the former one, and by where, when and with what commit the calls were measured again. With `--restated`, both
+take only calls whose work the kernel states otherwise than the file has it, as after a change of tilings. With `--replays` the times
 of calls from Python stay: those of different kernels are compared, and are comparable only if the CPU was equally fast.
 `draw` runs training calls of shapes drawn at random on every kernel that accepts them, and `add` adds those that the
 file does not have; also those of a run of `predictions.py`, once its predictions were judged.
@@ -144,7 +145,8 @@ def written(known: Sequence[Point], found: dict[Key, Point], *, replays: bool = 
             # The numbers of the device stay those that the work was stated for.
             record = dataclasses.replace(source, name=name, device=point.record.device)
             eager = point.eager if replays else new.eager
-            point = dataclasses.replace(point, graph=new.graph, eager=eager, record=record)
+            work = kernel_named(point.kernel).work(point.problem, point.record.device)
+            point = dataclasses.replace(point, work=work, graph=new.graph, eager=eager, record=record)
         every.append(point)
     return every
 
@@ -160,6 +162,7 @@ def chosen(known: Iterable[Point], given: argparse.Namespace) -> list[Point]:
         and (given.precision is None or points.precision_of(point.problem) == given.precision)
         and least <= _steps(point.problem) <= most
         and (not given.few_rows or _multiplies_few_rows(point))
+        and (not given.restated or _is_stated_otherwise(point))
     ]
 
 
@@ -269,6 +272,11 @@ def _multiplies_few_rows(point: Point) -> bool:
     return exact and any(1 < each <= few_rows.MOST_ROWS for each in rows)
 
 
+def _is_stated_otherwise(point: Point) -> bool:
+    work = kernel_named(point.kernel).work(point.problem, point.record.device)
+    return points.stated(work) != points.stated(point.work)
+
+
 def _steps(problem: Problem) -> int:
     return problem.time * problem.num_layers * problem.num_directions
 
@@ -296,6 +304,7 @@ def main(words: Sequence[str] | None = None) -> int:
         options.add_argument("--precision", choices=PRECISIONS, help="of the calls (default: all)")
         options.add_argument("--direction", choices=(TRAIN, "inference"), default=TRAIN, help=f"(default: {TRAIN})")
         options.add_argument("--few-rows", action="store_true", help="only products of few rows of exact float32")
+        options.add_argument("--restated", action="store_true", help="only calls whose work is stated otherwise now")
     command["write"].add_argument("--replays", action="store_true", help="keep the times of calls from Python")
     for each in (again, write, draw):
         steps = "steps of all layers and directions of a call (default: any)"

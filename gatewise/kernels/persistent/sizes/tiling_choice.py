@@ -142,8 +142,7 @@ def _can_have_one_buffer(cut: Tiling) -> bool:
     """Whether a step may have a further barrier: where blocks then have more batch rows, and take less time."""
     if cut.cell_size is not None or cut.exact:
         return False
-    # The assembler spills the weights of TF32 beside the sums of more rows. Backward passes in 16 bits gain nothing.
-    return cut.rows <= _MOST_ROWS_OF_TF32 if cut.scaled else not cut.backward
+    return not cut.scaled or cut.rows <= _MOST_ROWS_OF_TF32  # with more, the assembler spills weights
 
 
 def _is_measured(cut: Tiling) -> bool:
