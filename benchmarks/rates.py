@@ -11,8 +11,9 @@ soon as it is measured; calls that are in this file already are left out. `write
 that are in the given files: those of `again`, or records of `gatewise bench lstm` and `gru`, of which the newest for a
 call counts. Later files replace times of earlier ones. The lines stay in place, and refer to a record that is named
 like the former one, and by where, when and with what commit the calls were measured again. With `--restated`, both
-take only calls whose work the kernel states otherwise than the file has it, as after a change of tilings. With `--replays` the times
-of calls from Python stay: those of different kernels are compared, and are comparable only if the CPU was equally fast.
+take only calls whose work the kernel states otherwise than the file has it, as after a change of tilings. With
+`--replays` the times of calls from Python stay: those of different kernels are compared, and are comparable only if the
+CPU was equally fast.
 `draw` runs training calls of shapes drawn at random on every kernel that accepts them, and `add` adds those that the
 file does not have; also those of a run of `predictions.py`, once its predictions were judged.
 """

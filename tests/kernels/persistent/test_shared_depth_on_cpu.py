@@ -49,6 +49,7 @@ def cut(monkeypatch, cut_where):
         (4, 2, {"dtype": torch.float32, "hidden_size": 61, "cell": RNN("relu"), "batch": 1}),
         (1, 1, {"hidden_size": 40, "resets": True, **RAGGED}),
         (1, 1, {"dtype": torch.float32, "allow_tf32": True, "hidden_size": 33, "bidirectional": True}),
+        (1, 1, {"hidden_size": 40, "num_layers": 2}),  # two layers in one launch
     ],
     ids=str,
 )

@@ -71,7 +71,7 @@ def _launch_of(
 ) -> Launch:
     sizes, precision = (problem.hidden_size, batch, directions), (problem.dtype, exact_products(problem))
     device = device_of_pass(problem, device, backward=name == "backward")
-    return launch_of(name, problem.cell, *sizes, *precision, ragged, device, pair, problem.resets)
+    return launch_of(name, problem.cell, *sizes, *precision, ragged, device, pair, problem.resets, problem.time == 1)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -87,6 +87,7 @@ def launch_of(
     device: Device,
     pair: bool = False,
     resets: bool = False,
+    one_step: bool = False,
 ) -> Launch:
     """Return the pass "forward" or "backward" of a layer, or of a pair of layers.
 
@@ -99,7 +100,8 @@ def launch_of(
         chosen = stacked_tiling(hidden_size, batch, *asked)
     else:
         size = cell_size_of(cell, backward=name == "backward")
-        chosen = tiling(hidden_size, batch, directions, *asked, size, masked=bool(macros_of(cell)))
+        masked = bool(macros_of(cell))
+        chosen = tiling(hidden_size, batch, directions, *asked, size, masked=masked, one_step=one_step)
     if chosen is None:
         raise ValueError(f"the weights of hidden_size {hidden_size} do not fit on the chip")
     macros = {"SIZE": hidden_size, **chosen.macros(dtype, ragged, resets=resets), **macros_of(cell)}

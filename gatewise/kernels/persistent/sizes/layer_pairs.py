@@ -31,7 +31,8 @@ def stacked_cut(problem: Problem, device: Device, *, backward: bool) -> Tiling |
     both = room_for_two(problem, device, backward=backward)
     if both is None:
         return None
-    alone = tiling(problem.hidden_size, problem.batch, 1, device, backward, *_number(problem))
+    sizes = problem.hidden_size, problem.batch, 1, device, backward
+    alone = tiling(*sizes, *_number(problem), one_step=problem.time == 1)
     if alone is None:
         return None
     weights = ranking.weights(device, f"persistent pairs {both.ranking.removeprefix('persistent ')}")

@@ -39,8 +39,8 @@ class Tiling:
         cell_size: The memory for a cell that is not fused; None for a fused one.
         warpgroups: Whether the product is that of warpgroup_product.cuh, in which warps share the rows of weights and
             not the depth.
-        buffers: Steps whose partial sums are in shared memory: 2, or 1 with a further barrier in each step, where two do
-            not fit.
+        buffers: Steps whose partial sums are in shared memory: 2, or 1 with a further barrier in each step where two
+            do not fit.
     """
 
     hidden: int

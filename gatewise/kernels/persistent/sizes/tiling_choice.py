@@ -16,7 +16,7 @@ from gatewise.kernels.persistent.sizes.tiling import Tiling
 _UNITS = (8, 12, 16, 20, 24, 32)
 _ROWS = (8, 16, 24, 32, 40, 48, 56, 64)
 _WARPS = (4, 8, 16)
-_ROWS_OF_16_BITS = (40, 56)
+_ROWS_OF_WIDE_LAYERS = (40, 56)
 _MOST_ROWS_OF_TF32 = 32
 _ROWS_OF_WARPGROUPS = (24, 32, 48, 64)  # with a product in warpgroup.cuh
 _ROWS_OF_STACKED = 3  # of blocks: two layers, and the products between them
@@ -33,12 +33,14 @@ def tiling(
     exact: bool = False,
     cell_size: CellSize | None = None,
     masked: bool = False,
+    one_step: bool = False,
 ) -> Tiling | None:
     """Return the tiling with the least predicted time, or None when the weights do not fit on the chip.
 
     Both directions go into one launch where there is room for them; otherwise `Tiling.directions` is 1 and they follow
     each other. With `masked`, the tiling is for a cell with masks, which take registers that products by warpgroups
-    need for many cells.
+    need for many cells. With `one_step`, it is for a single step, whose time is that of reading the weights: tilings
+    for wide layers, which may read them for more groups of batch rows, are chosen only where no other fits.
     """
     return min(
         (
@@ -47,7 +49,10 @@ def tiling(
             for candidate in candidates(hidden_size, batch, together, device, backward, value_bytes, exact, cell_size)
             if not (masked and candidate.warpgroups)
         ),
-        key=lambda candidate: candidate.step_clocks(device) * directions / candidate.directions,
+        key=lambda candidate: (
+            one_step and _is_for_wide_layers(candidate),
+            candidate.step_clocks(device) * directions / candidate.directions,
+        ),
         default=None,
     )
 
@@ -105,7 +110,7 @@ def _of_one_group(
     for units, rows, warps, split in itertools.product(_UNITS, _ROWS, _WARPS, splits):
         numbers = {"value_bytes": value_bytes, "exact": exact, "one_row": one_row, "cell_size": cell_size}
         cut = Tiling(hidden, units, rows, warps, 1, split, backward, **numbers)
-        if _whole_tiles(cut) and _is_measured(cut):
+        if _whole_tiles(cut) and _has_few_sums(cut) and (_is_wide(cut, device) or not _is_for_wide_layers(cut)):
             found += [held for placed in _with_weights_placed(cut) for held in _with_sums_held(placed, device)]
         if _has_warpgroups(cut, device):
             by_warpgroups = dataclasses.replace(cut, resident=cut.tiles, warpgroups=True)
@@ -133,27 +138,27 @@ def _with_weights_placed(cut: Tiling) -> list[Tiling]:
 
 def _with_sums_held(cut: Tiling, device: Device) -> list[Tiling]:
     """Return a tiling with the partial sums of two steps in shared memory, or of one if two do not fit; if it fits."""
-    buffers = (2, 1) if _can_have_one_buffer(cut) else (2,)
-    fitting = (held for held in (dataclasses.replace(cut, buffers=number) for number in buffers) if fits(held, device))
-    return list(itertools.islice(fitting, 1))
+    # In TF32 with more rows, the assembler spills weights.
+    one = _is_wide(cut, device) and not (cut.scaled and cut.rows > _MOST_ROWS_OF_TF32)
+    fitting = (held for held in (dataclasses.replace(cut, buffers=number) for number in ((2, 1) if one else (2,))))
+    return list(itertools.islice((held for held in fitting if fits(held, device)), 1))
 
 
-def _can_have_one_buffer(cut: Tiling) -> bool:
-    """Whether a step may have a further barrier: where blocks then have more batch rows, and take less time."""
-    if cut.cell_size is not None or cut.exact:
-        return False
-    return not cut.scaled or cut.rows <= _MOST_ROWS_OF_TF32  # with more, the assembler spills weights
+def _has_few_sums(cut: Tiling) -> bool:
+    """Whether the sums of a warp stay in registers."""
+    # NVRTC leaves the loop over this many products rolled, and then has the sums in local memory: four times as slow.
+    return not (cut.scaled and cut.tiles >= 8 and cut.spans >= 8)
 
 
-def _is_measured(cut: Tiling) -> bool:
-    """Whether a tiling is among those that were compared on a GPU; `benchmarks/results/tilings.jsonl` has the times."""
-    if cut.rows in _ROWS_OF_16_BITS and cut.value_bytes == 4:
-        return False
-    if cut.backward or cut.split == 1:
-        # NVRTC leaves the loop over this many products rolled, whose sums then are in local memory: four times as slow.
-        return not (cut.scaled and cut.tiles >= 8 and cut.spans >= 8)
-    # In 16 bits, sending the sums of four gates takes as long as the loads that it saves.
-    return cut.scaled and cut.rows <= _MOST_ROWS_OF_TF32 and cut.tiles * cut.spans < 64
+def _is_for_wide_layers(cut: Tiling) -> bool:
+    """Whether a tiling is one of those that only layers with many units gain from."""
+    return cut.rows in _ROWS_OF_WIDE_LAYERS or cut.buffers == 1 or (not cut.backward and cut.split > 1)
+
+
+def _is_wide(cut: Tiling, device: Device) -> bool:
+    """Whether blocks of more rows, of which each step takes longer, are faster because they have fewer turns."""
+    bounds = measured_weights(device, "persistent wide layers")
+    return cut.cell_size is None and not cut.exact and cut.hidden >= bounds["least_units"]
 
 
 def _has_warpgroups(cut: Tiling, device: Device) -> bool:
@@ -170,8 +175,12 @@ def _has_warpgroups(cut: Tiling, device: Device) -> bool:
 def _whole_tiles(cut: Tiling) -> bool:
     if cut.backward:
         return cut.split * cut.units % 16 == 0
-    # In the forward pass, blocks that share the depth load 16 bytes at a time from where their part of it begins.
-    return cut.split == 1 or (cut.cell_size is None and cut.hidden * cut.value_bytes % (16 * cut.split) == 0)
+    if cut.split == 1:
+        return True
+    # In the forward pass, blocks that share the depth load 16 bytes at a time from where their part of it begins. In 16
+    # bits, sending the sums of four gates takes as long as the loads that it saves.
+    begins_at_words = cut.hidden * cut.value_bytes % (16 * cut.split) == 0
+    return begins_at_words and cut.scaled and cut.rows <= _MOST_ROWS_OF_TF32 and cut.tiles * cut.spans < 64
 
 
 def fits(cut: Tiling, device: Device) -> bool:
