@@ -1,0 +1,51 @@
+"""The page on the kernels states what the record of tilings of wide layers says."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+
+from gatewise.contract.device import Device
+from gatewise.contract.ranking import weights
+
+ROOT = Path(__file__).parents[2]
+LINES = [
+    json.loads(line)
+    for line in (ROOT / "benchmarks" / "results" / "wide_tilings.jsonl").read_text("utf-8").splitlines()
+]
+PAGE = " ".join((ROOT / "docs" / "kernel-internals.md").read_text("utf-8").split())
+LEAST = int(weights(Device.named("h200"), "persistent wide layers")["least_units"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name", "sentence"),
+    [
+        ("bf16", "forward", "{0} forward loops in bfloat16 take {1} of the time before ({2} to {3})"),
+        ("tf32", "forward", "{0} in TF32 {1} ({2} to {3})"),
+        ("tf32", "backward", "and {0} backward loops in TF32 {1} ({2} to {3})"),
+    ],
+)
+def test_loops_of_shapes_drawn_at_random(dtype, name, sentence):
+    cases = {}
+    for line in LINES:
+        asked = (dtype, name, "drawn: choices before and after")
+        if (line["dtype"], line["pass"], line["set"]) == asked and line["tiling"]["hidden"] >= LEAST:
+            cases.setdefault(line["case"], {})[line["rank"]] = line["us_a_step"]
+    ratios = [of[1] / of[0] for of in cases.values() if len(of) == 2]
+    mean = math.exp(statistics.fmean(map(math.log, ratios)))
+    assert sentence.format(len(ratios), *(f"{ratio:.2f}" for ratio in (mean, min(ratios), max(ratios)))) in PAGE
+
+
+def test_the_depth_is_not_shared_in_16_bits():
+    """The page says what it takes in the layer of 1500 units."""
+    found = {
+        line["tiling"]["split"]: line["us_a_step"]
+        for line in reversed(LINES)
+        if (line["case"], line["dtype"], line["pass"]) == ("35-20-1500", "bf16", "forward")
+    }
+    assert f"{found[2]:.2f} us a step" in PAGE
+    assert f"From {LEAST} hidden units on" in PAGE
