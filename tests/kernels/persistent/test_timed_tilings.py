@@ -98,7 +98,7 @@ def test_the_choices_of_other_weights_are_timed_beside_the_present_ones(tmp_path
         for rank, (cut, time) in enumerate([(first, 70.0), (other, 35.0)])
     ]
     (printed,) = tiling_weights.report(rows)
-    assert "1 other choices take 0.500 of the time: 35-128-1500 bf16 0.50" in printed
+    assert "1 other choices take 0.500 of the time: 35-128-1500 bf16 NVIDIA H200 0.50" in printed
 
 
 def test_drawn_cases_are_the_same_for_a_seed_and_have_tilings():
