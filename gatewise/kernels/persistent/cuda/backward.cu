@@ -380,8 +380,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
             if (!between) while (clock64() - stored < PAUSE) {}
 #endif
             if (!between) begin_product(words, row_at, step + 1);
-            release_sums();
             episodes.advance(ends, reverse ? t + 2 : t - 2, parity);
+            release_sums();
         }
 #if RAGGED
         for (int gate = 0; gate < 4 && !between; ++gate)

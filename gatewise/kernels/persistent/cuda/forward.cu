@@ -358,8 +358,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 }
             }
             begin_product(words, row_at, step + 1);
-            release_sums();
             episodes.advance(ends, reverse ? t - 2 : t + 2, parity);
+            release_sums();
         }
         if (between) continue;
         __syncwarp();  // a neighbouring lane stored some of the last outputs
