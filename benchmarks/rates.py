@@ -146,8 +146,7 @@ def written(known: Sequence[Point], found: dict[Key, Point], *, replays: bool = 
             # The numbers of the device stay those that the work was stated for.
             record = dataclasses.replace(source, name=name, device=point.record.device)
             eager = point.eager if replays else new.eager
-            work = kernel_named(point.kernel).work(point.problem, point.record.device)
-            point = dataclasses.replace(point, work=work, graph=new.graph, eager=eager, record=record)
+            point = points.restated(dataclasses.replace(point, graph=new.graph, eager=eager, record=record))
         every.append(point)
     return every
 
@@ -274,8 +273,7 @@ def _multiplies_few_rows(point: Point) -> bool:
 
 
 def _is_stated_otherwise(point: Point) -> bool:
-    work = kernel_named(point.kernel).work(point.problem, point.record.device)
-    return points.stated(work) != points.stated(point.work)
+    return points.stated(points.restated(point).work) != points.stated(point.work)
 
 
 def _steps(problem: Problem) -> int:

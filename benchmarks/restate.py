@@ -11,7 +11,6 @@ stated otherwise now: run it after `benchmarks/rates.py write`, which states the
 """
 
 import argparse
-import dataclasses
 from pathlib import Path
 
 from gatewise import files
@@ -30,17 +29,12 @@ def main() -> None:
         known = points.read(path.read_text().splitlines())
         found = [
             new
-            for point, new in zip(known, map(restated, known), strict=True)
+            for point, new in zip(known, map(points.restated, known), strict=True)
             if (not given.without or given.without not in algorithm(point))
             and (point.kernel != given.without_restated or points.stated(new.work) == points.stated(point.work))
         ]
         files.write_text(path, "\n".join(points.lines(found)) + "\n")
         print(f"{path.name}: {len(found):,} calls")
-
-
-def restated(point: points.Point) -> points.Point:
-    """Return a measured call with the work that its kernel states now."""
-    return dataclasses.replace(point, work=kernel_named(point.kernel).work(point.problem, point.record.device))
 
 
 def algorithm(point: points.Point) -> str:

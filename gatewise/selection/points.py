@@ -114,13 +114,15 @@ def current(found: Sequence[Point]) -> bool:
     Another version of gatewise may state the work of a kernel differently. Its estimates, and the errors that were
     measured of them, then do not apply any more.
     """
-    kernels = {kernel.name: kernel for kernel in ALL}
+    names = {kernel.name for kernel in ALL}
     sample = found[:: -(-len(found) // _SAMPLED)]
-    return all(
-        point.kernel in kernels
-        and stated(point.work) == stated(kernels[point.kernel].work(point.problem, point.record.device))
-        for point in sample
-    )
+    return all(point.kernel in names and stated(point.work) == stated(restated(point).work) for point in sample)
+
+
+def restated(point: Point) -> Point:
+    """Return a measured call with the work that its kernel states of it now, for the device of its record."""
+    (kernel,) = (kernel for kernel in ALL if kernel.name == point.kernel)
+    return dataclasses.replace(point, work=kernel.work(point.problem, point.record.device))
 
 
 def stated(work: Work) -> dict[str, float | int]:

@@ -13,10 +13,10 @@ from gatewise.contract.device import Device
 from gatewise.contract.ranking import weights
 
 ROOT = Path(__file__).parents[2]
-LINES = [
-    json.loads(line)
-    for line in (ROOT / "benchmarks" / "results" / "wide_tilings.jsonl").read_text("utf-8").splitlines()
-]
+LINES, CALLS = (
+    [json.loads(line) for line in (ROOT / "benchmarks" / "results" / name).read_text("utf-8").splitlines()]
+    for name in ("wide_tilings.jsonl", "wide_calls.jsonl")
+)
 PAGE = " ".join((ROOT / "docs" / "kernel-internals.md").read_text("utf-8").split())
 LEAST = int(weights(Device.named("h200"), "persistent wide layers")["least_units"])
 
@@ -38,6 +38,17 @@ def test_loops_of_shapes_drawn_at_random(dtype, name, sentence):
     ratios = [of[1] / of[0] for of in cases.values() if len(of) == 2]
     mean = math.exp(statistics.fmean(map(math.log, ratios)))
     assert sentence.format(len(ratios), *(f"{ratio:.2f}" for ratio in (mean, min(ratios), max(ratios)))) in PAGE
+
+
+def test_whole_calls_before_and_after():
+    ratios = [call["us"] / call["us_before"] for call in CALLS if call["kept"]]
+    mean = math.exp(statistics.fmean(map(math.log, ratios)))
+    assert (
+        f"changes {len(ratios)}, which take {mean:.2f} of the time before ({min(ratios):.2f} to {max(ratios):.2f})"
+        in PAGE
+    )
+    narrower = [call["us"] / call["us_before"] for call in CALLS if call["sizes"][3] < LEAST]
+    assert f"narrower layers, of which one call took {max(narrower):.2f} times as long" in PAGE
 
 
 def test_the_depth_is_not_shared_in_16_bits():

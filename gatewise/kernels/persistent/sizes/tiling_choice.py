@@ -106,12 +106,16 @@ def _of_one_group(
 ) -> tuple[Tiling, ...]:
     """Return every tiling of which a block fits on the device: the same for each of the many batches asked for."""
     splits = (1,) if device.capability < (9, 0) else (1, 2, 4) if backward else (1, 2)
+    # In wide layers, blocks of more rows are faster although a step takes them longer, because they have fewer turns.
+    least = measured_weights(device, "persistent wide layers")["least_units"]
+    wide = cell_size is None and not exact and hidden >= least
     found = []
     for units, rows, warps, split in itertools.product(_UNITS, _ROWS, _WARPS, splits):
         numbers = {"value_bytes": value_bytes, "exact": exact, "one_row": one_row, "cell_size": cell_size}
         cut = Tiling(hidden, units, rows, warps, 1, split, backward, **numbers)
-        if _whole_tiles(cut) and _has_few_sums(cut) and (_is_wide(cut, device) or not _is_for_wide_layers(cut)):
-            found += [held for placed in _with_weights_placed(cut) for held in _with_sums_held(placed, device)]
+        possible = _whole_tiles(cut) and _can_share_depth(cut) and _has_few_sums(cut)
+        if possible and (wide or not _is_for_wide_layers(cut)):
+            found += [held for placed in _with_weights_placed(cut) for held in _with_sums_held(placed, device, wide)]
         if _has_warpgroups(cut, device):
             by_warpgroups = dataclasses.replace(cut, resident=cut.tiles, warpgroups=True)
             found += [by_warpgroups] if fits(by_warpgroups, device) else []
@@ -136,12 +140,22 @@ def _with_weights_placed(cut: Tiling) -> list[Tiling]:
     return list(dict.fromkeys(placed))
 
 
-def _with_sums_held(cut: Tiling, device: Device) -> list[Tiling]:
-    """Return a tiling with the partial sums of two steps in shared memory, or of one if two do not fit; if it fits."""
+def _with_sums_held(cut: Tiling, device: Device, wide: bool) -> list[Tiling]:
+    """Return a tiling that fits, with the partial sums of two steps in shared memory; or of one, in wide layers."""
     # In TF32 with more rows, the assembler spills weights.
-    one = _is_wide(cut, device) and not (cut.scaled and cut.rows > _MOST_ROWS_OF_TF32)
-    fitting = (held for held in (dataclasses.replace(cut, buffers=number) for number in ((2, 1) if one else (2,))))
-    return list(itertools.islice((held for held in fitting if fits(held, device)), 1))
+    one = wide and not (cut.scaled and cut.rows > _MOST_ROWS_OF_TF32)
+    held = [dataclasses.replace(cut, buffers=number) for number in ((2, 1) if one else (2,))]
+    return [each for each in held if fits(each, device)][:1]
+
+
+def _can_share_depth(cut: Tiling) -> bool:
+    """Whether the blocks of a cluster can share the depth of a product, if they do."""
+    if cut.backward or cut.split == 1:
+        return True
+    # In 16 bits, sending the sums of four gates takes as long as the loads that it saves. A block's loads of 16 bytes
+    # begin with its part of the depth.
+    aligned = cut.hidden * cut.value_bytes % (16 * cut.split) == 0
+    return aligned and cut.scaled and cut.rows <= _MOST_ROWS_OF_TF32 and cut.tiles * cut.spans < 64
 
 
 def _has_few_sums(cut: Tiling) -> bool:
@@ -155,32 +169,18 @@ def _is_for_wide_layers(cut: Tiling) -> bool:
     return cut.rows in _ROWS_OF_WIDE_LAYERS or cut.buffers == 1 or (not cut.backward and cut.split > 1)
 
 
-def _is_wide(cut: Tiling, device: Device) -> bool:
-    """Whether blocks of more rows, of which each step takes longer, are faster because they have fewer turns."""
-    bounds = measured_weights(device, "persistent wide layers")
-    return cut.cell_size is None and not cut.exact and cut.hidden >= bounds["least_units"]
-
-
 def _has_warpgroups(cut: Tiling, device: Device) -> bool:
     """Whether the product of a tiling can be computed by two warpgroups, and takes less time then."""
     # wgmma is an instruction of this architecture alone.
     possible = device.capability == (9, 0) and cut.value_bytes == 2 and not cut.backward and cut.cell_size is None
-    possible = possible and cut.split == 1
-    if not possible or (cut.units, cut.warps) != (32, 8) or cut.rows not in _ROWS_OF_WARPGROUPS:
+    if not possible or (cut.units, cut.warps, cut.split) != (32, 8, 1) or cut.rows not in _ROWS_OF_WARPGROUPS:
         return False
     bounds = measured_weights(device, "persistent warpgroups")
     return bounds["least_units"] <= cut.hidden <= bounds["most_units"]
 
 
 def _whole_tiles(cut: Tiling) -> bool:
-    if cut.backward:
-        return cut.split * cut.units % 16 == 0
-    if cut.split == 1:
-        return True
-    # In the forward pass, blocks that share the depth load 16 bytes at a time from where their part of it begins. In 16
-    # bits, sending the sums of four gates takes as long as the loads that it saves.
-    begins_at_words = cut.hidden * cut.value_bytes % (16 * cut.split) == 0
-    return begins_at_words and cut.scaled and cut.rows <= _MOST_ROWS_OF_TF32 and cut.tiles * cut.spans < 64
+    return not (cut.backward and cut.split * cut.units % 16)
 
 
 def fits(cut: Tiling, device: Device) -> bool:
