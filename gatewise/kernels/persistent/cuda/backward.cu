@@ -211,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
             const int after = between ? steps - 1 - step : reverse ? step - 1 : steps - step;
             const u32 n = min(ends.place(row), p.batch - 1);
             const bool polled = (between ? step < steps : step > 0 && step <= steps) && (!RAGGED || after < ends.of(row));
-            const u32 place = n * (p.row * 4 * HIDDEN) + rank * WIDTH + depth_of(0);
+            const u32 place = n * (p.row * 4 * HIDDEN) + rank * WIDTH + load_depth();
             return {step_of(dgates, polled ? after : 0, 4 * step_values) + place, polled, polled};
         };
         InFlight words;
@@ -231,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                 while (__any_sync(EVERY_LANE, is_unwritten(input[cell].dy)) && patience.is_left()) input[cell].dy = load(cell, step).dy;
             }
 #endif
-            finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
+            finish_product(words, weights, row_at, step, sums + own_slice() * PARTIAL_FLOATS, patience, scales);
             if (between) begin_product(words, row_at, step + 1);  // these loads delay no other block
             __syncthreads();
 #if SPLIT > 1

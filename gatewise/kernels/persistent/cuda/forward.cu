@@ -212,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
             const int t = reverse ? steps - 1 - step : step, before = between ? t : reverse ? t + 1 : t - 1;
             const u32 n = min(ends.place(row), p.batch - 1);
             const bool polled = (between || step > 0) && step < steps && (!RAGGED || max(t, before) < ends.of(row));
-            const u32 place = n * (polled ? y_row_values : HIDDEN) + rank * WIDTH + depth_of(0);
+            const u32 place = n * (polled ? y_row_values : HIDDEN) + rank * WIDTH + load_depth();
             return {(polled ? step_of(y, before, y_step_values) : h0) + place, polled, !RAGGED || t < ends.of(row)};
         };
 #if STACKED

@@ -29,10 +29,30 @@ struct Weights {
 #endif
 };
 
+#ifndef ROTATED
+#define ROTATED 0
+#endif
+#ifndef PAIRED
+#define PAIRED 0
+#endif
+__device__ __forceinline__ int own_slice() {
+#if ROTATED
+    return ((threadIdx.x >> 5) + blockIdx.x / SPLIT) % WARPS;
+#else
+    return threadIdx.x >> 5;
+#endif
+}
+
 // The index along the depth of the first value of a lane's 16 bytes, in span `span` of its warp.
 __device__ __forceinline__ int depth_of(int span) {
-    return ((threadIdx.x >> 5) * SPANS + span) * SPAN + (threadIdx.x & 3) * (SPAN / 4);
+    return (own_slice() * SPANS + span) * SPAN + (threadIdx.x & 3) * (SPAN / 4);
 }
+#if PAIRED
+static_assert(CHUNK % 2 == 0 && SPANS % 2 == 0, "");
+__device__ __forceinline__ int load_depth() { return own_slice() * SPANS * SPAN + (threadIdx.x & 7) * (SPAN / 4); }
+#else
+__device__ __forceinline__ int load_depth() { return depth_of(0); }
+#endif
 
 // The batch row that a lane loads in a group of eight; with ONE_ROW all lanes load the same row.
 __device__ __forceinline__ int row_of_lane(int group) { return ONE_ROW ? 0 : group * 8 + ((threadIdx.x & 31) >> 2); }
@@ -170,25 +190,61 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[4], const Weights& we
 #endif
 }
 
+#if PAIRED
+struct Rows { Row first, second; };
+template <class RowAt>
+__device__ __forceinline__ Rows rows_at(RowAt row_at, int group, int step) {
+    const int n = group * 8 + ((threadIdx.x & 31) >> 2);
+    return {row_at(n & ~1, step), row_at(n | 1, step)};
+}
+__device__ __forceinline__ uint4 load_span(const Rows& rows, int span) {
+    const Row& row = span & 1 ? rows.second : rows.first;
+    const bool wanted = !RAGGED || row.counted;
+    const bool exists = span < SPANS && (WARPS * SPANS * SPAN <= WIDTH || load_depth() + (span & ~1) * SPAN < WIDTH);
+    return wanted && exists ? load_exchanged(row.data + (span & ~1) * SPAN) : make_uint4(0, 0, 0, 0);
+}
+__device__ __forceinline__ bool is_missing(const uint4 (&words)[CHUNK], const Rows& rows) {
+    bool missing = false;
+#pragma unroll
+    for (int c = 0; c < CHUNK; ++c) missing |= is_unwritten(words[c]) && (c & 1 ? rows.second : rows.first).polled;
+    return __any_sync(EVERY_LANE, missing);
+}
+__device__ __forceinline__ void exchange_halves(uint4 (&words)[CHUNK]) {
+    const bool odd = threadIdx.x & 4;
+#pragma unroll
+    for (int c = 0; c < CHUNK; c += 2) {
+        uint4 &a = words[c], &b = words[c + 1];
+        auto swap = [&](u32& x, u32& y) {
+            const u32 got = __shfl_xor_sync(EVERY_LANE, odd ? x : y, 4);
+            if (odd) x = got; else y = got;
+        };
+        swap(a.x, b.x), swap(a.y, b.y), swap(a.z, b.z), swap(a.w, b.w);
+    }
+}
+#else
+using Rows = Row;
+template <class RowAt>
+__device__ __forceinline__ Rows rows_at(RowAt row_at, int group, int step) { return row_at(row_of_lane(group), step); }
 __device__ __forceinline__ uint4 load_span(Row row, int span) {
     const bool wanted = !RAGGED || row.counted;  // nothing is loaded for rows that have ended
     const bool exists = span < SPANS && (WARPS * SPANS * SPAN <= WIDTH || depth_of(span) < WIDTH);
     return wanted && exists ? load_exchanged(row.data + span * SPAN) : make_uint4(0, 0, 0, 0);
 }
-
-__device__ __forceinline__ void load_item(uint4 (&words)[CHUNK], Row row, int poll) {
-#pragma unroll
-    for (int c = 0; c < CHUNK; ++c) words[c] = load_span(row, poll * CHUNK + c);
-}
-
 __device__ __forceinline__ bool is_missing(const uint4 (&words)[CHUNK], Row row) {
     bool missing = false;
 #pragma unroll
     for (int c = 0; c < CHUNK; ++c) missing |= is_unwritten(words[c]);
     return __any_sync(EVERY_LANE, missing && row.polled);
 }
+__device__ __forceinline__ void exchange_halves(uint4 (&words)[CHUNK]) {}
+#endif
 
-__device__ __forceinline__ void await_item(uint4 (&words)[CHUNK], Row row, int poll, Patience& patience) {
+__device__ __forceinline__ void load_item(uint4 (&words)[CHUNK], Rows row, int poll) {
+#pragma unroll
+    for (int c = 0; c < CHUNK; ++c) words[c] = load_span(row, poll * CHUNK + c);
+}
+
+__device__ __forceinline__ void await_item(uint4 (&words)[CHUNK], Rows row, int poll, Patience& patience) {
     while (is_missing(words, row) && patience.is_left()) load_item(words, row, poll);
 }
 
@@ -207,7 +263,7 @@ template <class RowAt>
 __device__ __forceinline__ void begin_product(InFlight& words, RowAt row_at, int step) {
 #pragma unroll
     for (int item = 0; item < AHEAD; ++item)
-        load_item(words[item], row_at(row_of_lane(item / POLLS), step), item % POLLS);
+        load_item(words[item], rows_at(row_at, item / POLLS, step), item % POLLS);
 }
 
 #if SCALED
@@ -274,7 +330,8 @@ again:
     for (int item = 0; item < ITEMS; ++item) {
         const int group = item / POLLS, poll = item % POLLS, later = item + AHEAD;
         uint4(&here)[CHUNK] = words[item % AHEAD];
-        await_item(here, row_of(row_of_lane(group)), poll, patience);
+        await_item(here, rows_at(row_at, group, step), poll, patience);
+        exchange_halves(here);
 #if SCALED
         if (poll == 0) most = some = 0;
 #pragma unroll
@@ -307,13 +364,13 @@ again:
 #endif
 #if EARLY_LOADS
             if (later < ITEMS) {
-                here[c] = load_span(row_of(row_of_lane(later / POLLS)), later % POLLS * CHUNK + c);
+                here[c] = load_span(rows_at(row_at, later / POLLS, step), later % POLLS * CHUNK + c);
                 __syncwarp();  // otherwise the compiler would move the load behind later products
             }
 #endif
         }
 #if !EARLY_LOADS
-        if (later < ITEMS) load_item(here, row_of(row_of_lane(later / POLLS)), later % POLLS);
+        if (later < ITEMS) load_item(here, rows_at(row_at, later / POLLS, step), later % POLLS);
 #endif
         if (poll == POLLS - 1) {
 #if ONE_ROW
@@ -357,4 +414,4 @@ again:
 }
 
 // The number of the partial sums that a warp computes.
-__device__ __forceinline__ int own_part() { return threadIdx.x >> 5; }
+__device__ __forceinline__ int own_part() { return own_slice(); }

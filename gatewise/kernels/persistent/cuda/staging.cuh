@@ -26,7 +26,7 @@ struct Staging {
         constexpr int VALUES = ROW_ALIGNMENT / 2, AT_ONCE = 32 / LANES;
         const int lane = threadIdx.x & 31, column = lane % LANES * VALUES, place = lane / LANES;
         // Rows at places that are AT_ONCE apart have a constant distance, too.
-        const int depth = (int)(threadIdx.x >> 5) * SPANS * SPAN + span * SPAN + row_at(place);
+        const int depth = own_slice() * SPANS * SPAN + span * SPAN + row_at(place);
         char* const to = memory + span % STAGED * SPAN_PITCH + place * ROW_PITCH + column * 2;
         constexpr bool ONE_SUM = (SUMS_ARE_GATES && HIDDEN == SIZE) || SPLIT == 4;  // the depth of the block is that of one sum, or can be treated so
         const Value* const first = matrix + ((long long)gate_of(first_sum, between) * SIZE + depth) * SIZE + column;

@@ -33,6 +33,7 @@ struct Scales {
 
 // The index along the depth of the first value of a lane's 16 bytes of a row of weights.
 __device__ __forceinline__ int depth_of(int span) { return span * SPAN + (threadIdx.x & 3) * (SPAN / 4); }
+__device__ __forceinline__ int load_depth() { return depth_of(0); }
 
 // Transposes a 4 x 4 matrix of words in four neighbouring lanes: lane j passes row j and receives column j.
 __device__ __forceinline__ uint4 transposed_words(uint4 own) {
