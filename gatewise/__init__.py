@@ -51,6 +51,7 @@ if not _program.LISTING:  # torch takes seconds to import, and the list of comma
         RecurrentCell,
         RNNCell,
         accelerate,
+        make_graphed_step,
         restore,
         verify,
     )
@@ -95,6 +96,7 @@ __all__ = [
     "for_data_parallel",
     "functional",
     "kernel_names",
+    "make_graphed_step",
     "restore",
     "use_kernel",
     "verify",

@@ -78,6 +78,13 @@ def captured_graph(
     return graph
 
 
+def first_cause(error: BaseException) -> str:
+    """Return the first error in one line; ending a capture after an error raises another one."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def _abandon(device: int, pool: Any) -> None:
     """Release what PyTorch (2.11) does not release if the end of a capture fails."""
     # Otherwise the allocator would never release memory that other streams have used, and would abort the process at

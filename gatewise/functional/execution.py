@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -221,6 +221,11 @@ def _planned(
         check_options(bidirectional, dropout, memory)
         check_memory_budget(None if particulars is None else particulars.memory_budget)
         raise
+
+
+def settings_of_calls() -> tuple[Hashable, ...]:
+    """Return the settings by which calls choose kernels, apart from their arguments and those of autocast."""
+    return preference(AUTO), tf32_allowed(), torch._C._get_cudnn_enabled(), reserved()
 
 
 def _with_inputs(

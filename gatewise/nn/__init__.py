@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gatewise.nn.acceleration import Swap, accelerate, planned_swaps, restore
 from gatewise.nn.cell import LSTMCell
+from gatewise.nn.graphed_step import GraphedStep, make_graphed_step
 from gatewise.nn.gru import GRU, GRUCell
 from gatewise.nn.lstm import LSTM
 from gatewise.nn.recurrent import Recurrent
@@ -24,6 +25,7 @@ __all__ = [
     "RNN",
     "Attention",
     "GRUCell",
+    "GraphedStep",
     "LSTMCell",
     "RNNCell",
     "Recurrent",
@@ -32,6 +34,7 @@ __all__ = [
     "Swap",
     "Verification",
     "accelerate",
+    "make_graphed_step",
     "planned_swaps",
     "restore",
     "verify",

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gatewise.contract.capture import captured_graph, for_cuda_graph
+from gatewise.contract.capture import captured_graph, first_cause, for_cuda_graph
 from gatewise.training.carried import flatten, unflatten
 from gatewise.training.processes import ALONE, Processes
 
@@ -170,7 +170,7 @@ class ReplayedStep:
         try:
             recorded = _Recorded(self._step, self._capture, batch, state, self._gradients)
         except RuntimeError as error:
-            reason = _first_cause(error)
+            reason = first_cause(error)
         if self._processes.any(recorded is None):
             self.refusal = _first_of(self._processes.all_gather(reason))
             if recorded is not None:
@@ -278,13 +278,6 @@ def _first_of(reasons: Sequence[str]) -> str:
     """Return the first reason, and its process if there are several."""
     rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason)
     return f"{reason} (process {rank})" if len(reasons) > 1 else reason
-
-
-def _first_cause(error: BaseException) -> str:
-    """Return the first error in one line; ending a capture after an error raises another one."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _device_of(batch: Any) -> torch.device:

@@ -1,0 +1,329 @@
+"""`make_graphed_step` trains like the step itself; in these tests a stand-in takes the place of CUDA graphs."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import gatewise
+from gatewise.nn import graphed_step
+from gatewise.nn.graphed_step import LATER_WARMUPS, WARMUPS, GraphedStep
+from tests.nn.step_stand_in import Captures, Model, step_of
+
+
+def made(optimizer="sgd", **options):
+    """Return a model, its optimizer and its step."""
+    torch.manual_seed(0)
+    model = gatewise.accelerate(Model(nn.LSTM(3, 5)), verbose=False)
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+    optimizer = kinds[optimizer](model.parameters(), **({"lr": 0.1} | options))
+    return model, optimizer, step_of(model, optimizer)
+
+
+def graphed(model, optimizer, step):
+    captures = Captures([model], [optimizer])
+    return GraphedStep(step, [model], [optimizer], captures), captures
+
+
+def batches(count, time=4, batch=2):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(time, batch, 3, generator=generator), torch.randn(time, batch, 2, generator=generator))
+        for _ in range(count)
+    ]
+
+
+def trained(step, given):
+    losses, state = [], None
+    torch.manual_seed(2)
+    for x, target in given:
+        found = step(x, target, state)
+        losses.append(found["loss"].item())
+        state = tuple(each.detach() for each in found["state"])
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [("sgd", {}), ("sgd", {"momentum": 0.9}), ("adam", {}), ("sgd", {"lr": torch.tensor(0.1), "fused": True})],
+    ids=str,
+)
+def test_replays_train_like_the_step(optimizer, options):
+    given = batches(10)
+    plain = made(optimizer, **options)
+    expected = trained(plain[2], given)
+    model, other, step = made(optimizer, **options)
+    run, captures = graphed(model, other, step)
+    assert trained(run, given) == expected
+    assert captures.captures == run.graphs == 1
+    assert captures.replays >= len(given) - 2 * WARMUPS  # the first calls, without a state, are of another kind
+    assert run.refusal == ""
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, plain[0].state_dict()[name]), name
+
+
+def test_shapes_have_graphs_of_their_own():
+    long, short, once = batches(8), batches(3, time=2), batches(1, time=3)
+    given = [*long[:6], short[0], short[1], *once, long[6], short[2], long[7]]
+    plain = made()
+    expected = trained_without_state(plain[2], given)
+    run, captures = graphed(*made())
+    assert trained_without_state(run, given) == expected
+    assert captures.captures == 2
+    assert captures.replays == (8 - WARMUPS) + (3 - LATER_WARMUPS)
+
+
+def trained_without_state(step, given):
+    torch.manual_seed(2)
+    return [step(x, target)["loss"].item() for x, target in given]
+
+
+def test_results_are_copies_without_gradients():
+    model, optimizer, step = made()
+    run, captures = graphed(model, optimizer, step)
+    found = [run(x, target) for x, target in batches(WARMUPS + 2)]
+    assert captures.replays == 2
+    for each in found:
+        assert not each["loss"].requires_grad
+        assert not each["state"][0].requires_grad
+    addresses = {each["loss"].data_ptr() for each in found}
+    assert len(addresses) == len(found)
+    assert all(weight.grad is None for weight in model.parameters())
+    assert run.__name__ == "step"
+
+
+def test_gradients_of_an_earlier_backward_pass_are_not_added():
+    losses = []
+    for use in (False, True):
+        model, optimizer, step = made()
+        run = graphed(model, optimizer, step)[0] if use else step
+        own = []
+        for x, target in batches(WARMUPS + 3):
+            if use:
+                model(x)[0].sum().backward()
+                model.calls -= 1
+                torch.manual_seed(0)
+            else:
+                torch.manual_seed(0)
+            own.append(run(x, target)["loss"].item())
+        losses.append(own)
+    assert losses[0] == losses[1]
+
+
+def in_evaluation(model, optimizer):
+    model.dropout.eval()
+
+
+def frozen(model, optimizer):
+    model.head.weight.requires_grad_(False)
+
+
+def with_other_memory(model, optimizer):
+    model.head.weight.data = model.head.weight.data.clone()
+
+
+def with_another_buffer(model, optimizer):
+    model.calls = model.calls.clone()
+
+
+def with_another_rate(model, optimizer):
+    optimizer.param_groups[0]["lr"] = 0.05
+
+
+def with_loaded_moments(model, optimizer):
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def with_another_class(model, optimizer):
+    gatewise.restore(model, verbose=False)
+
+
+CHANGES = [
+    (in_evaluation, "classes or modes of modules"),
+    (frozen, "memory of parameters"),
+    (with_other_memory, "memory of parameters"),
+    (with_another_buffer, "memory of parameters"),
+    (with_another_rate, "hyperparameters"),
+    (with_loaded_moments, "memory of an optimizer's state"),
+    (with_another_class, "classes or modes of modules"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_graph_is_not_replayed_after_a_change_of_what_the_step_reads(change, words):
+    model, optimizer, step = made(momentum=0.9)
+    run, captures = graphed(model, optimizer, step)
+    given = batches(12)
+    for x, target in given[:6]:
+        run(x, target)
+    before = captures.replays
+    assert before > 0
+    kinds = [run._last]
+    change(model, optimizer)
+    run(*given[6])
+    assert captures.replays == before
+    assert words in run._last.difference(kinds[0])
+    for x, target in given[7:]:
+        run(x, target)
+    assert captures.captures == 2
+    assert captures.replays > before
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        lambda: gatewise.use_kernel("eager"),
+        lambda: torch.autocast("cuda", torch.bfloat16),
+        lambda: torch.backends.cudnn.flags(enabled=False),
+    ],
+)
+def test_a_graph_is_not_replayed_under_other_settings(setting):
+    run, captures = graphed(*made())
+    given = batches(WARMUPS + 3)
+    for x, target in given[:-1]:
+        run(x, target)
+    before = captures.replays
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, of autocast for a GPU that is not there
+        with setting():
+            run(*given[-1])
+    assert captures.replays == before == 2
+
+
+def test_arguments_that_are_no_tensors_tell_calls_apart():
+    model, optimizer, _ = made()
+    found = []
+
+    def step(x, scale):
+        found.append(scale)
+        return (model(x)[0] * scale).sum()
+
+    run, captures = graphed(model, optimizer, step)
+    x = torch.ones(2, 2, 3)
+    for scale in (1, 1.0, True) * (WARMUPS + 2):
+        run(x, scale)
+    assert captures.captures == 3
+    assert [type(each) for each in found[:3]] == [int, float, bool]
+
+
+def refusal_of(step, *arguments):
+    """Call a step until it is refused, and return the reason."""
+    run, captures = graphed(*made()[:2], step)
+    for _ in range(WARMUPS):
+        if not run.refusal:
+            with warnings.catch_warnings(record=True) as warned:
+                run(*arguments)
+    if not run.refusal:
+        with pytest.warns(UserWarning, match="as they are") as warned:
+            run(*arguments)
+    run(*arguments)
+    assert captures.replays == 0
+    (only,) = warned
+    assert only.filename == __file__
+    assert str(only.message) == f"steps are not captured as a CUDA graph, and run as they are: {run.refusal}"
+    return run.refusal
+
+
+def test_steps_that_cannot_be_captured_are_refused_with_the_reason():
+    x = batches(1)[0][0]
+    assert "the step returns 0.5, and replays can only return tensors" in refusal_of(lambda x: (x, 0.5), x)
+    assert "requires gradients" in refusal_of(lambda x: x, x.clone().requires_grad_())
+    assert "a tensor in the arguments is on meta, and the model is on cpu" in refusal_of(lambda x: x, x.to("meta"))
+    assert "an argument is of type set" in refusal_of(lambda x, found: x, x, {1})
+
+
+def test_the_reason_of_a_failed_capture_is_its_first_error():
+    x = batches(1)[0][0]
+
+    def fails(x):
+        if fails.captured:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return x
+
+    fails.captured = False
+    run, _ = graphed(*made()[:2], fails)
+    for _ in range(WARMUPS):
+        run(x)
+    fails.captured = True
+    with pytest.warns(UserWarning, match="operation not permitted"), pytest.raises(RuntimeError, match="not permitted"):
+        run(x)  # the capture fails, and so does the call itself
+    fails.captured = False
+    assert torch.equal(run(x), x)
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+def test_a_step_that_changes_the_learning_rate_is_refused(rate):
+    model, optimizer, step = made(lr=rate, fused=True)
+
+    def scheduled(x, target):
+        found = step(x, target)
+        if captures.captures:
+            optimizer.param_groups[0]["lr"] *= 0.5
+        return found
+
+    run, captures = graphed(model, optimizer, scheduled)
+    with pytest.warns(UserWarning, match=r"the step changes .*hyperparameters of an optimizer, such as .* rate"):
+        trained_without_state(run, batches(WARMUPS + 2))
+    assert captures.captures == 1
+    assert captures.replays == 0
+
+
+def test_rates_that_are_numbers_and_change_in_every_step_are_refused_in_the_end(monkeypatch):
+    monkeypatch.setattr(graphed_step, "MOST_KINDS", 4)
+    model, optimizer, step = made()
+
+    def falling(x, target):
+        found = run(x, target)
+        optimizer.param_groups[0]["lr"] *= 0.9
+        return found
+
+    run, captures = graphed(model, optimizer, step)
+    with pytest.warns(UserWarning, match=r"more than 4 kinds of calls; .* differ in the hyperparameters .* no tensor"):
+        trained_without_state(falling, batches(6))
+    assert captures.captures == 0
+
+
+def test_a_model_on_a_cpu_is_trained_as_it_is():
+    given = batches(6)
+    expected = trained(made()[2], given)
+    model, optimizer, step = made()
+    run = gatewise.make_graphed_step(step, model, optimizer)
+    with pytest.warns(UserWarning, match="CUDA graphs need a GPU, and the model is on cpu") as warned:
+        assert trained(run, given) == expected
+    assert len(warned) == 1
+    assert run.graphs == 0
+
+
+def test_several_models_and_optimizers():
+    first, second = (made() for _ in range(2))
+    models, optimizers = (first[0], second[0]), (first[1], second[1])
+
+    def step(x, target):
+        return first[2](x, target)["loss"], second[2](x, target)["loss"]
+
+    captures = Captures(models, optimizers)
+    run = GraphedStep(step, models, optimizers, captures)
+    for x, target in batches(WARMUPS + 1):
+        run(x, target)
+    assert captures.replays == 1
+    second[0].head.eval()
+    run(*batches(1)[0])
+    assert captures.replays == 1
+
+
+def test_wrong_arguments():
+    model, optimizer, step = made()
+    with pytest.raises(gatewise.ArgumentError, match="`step` must be a function, got None"):
+        gatewise.make_graphed_step(None, model, optimizer)
+    with pytest.raises(gatewise.ArgumentError, match=r"`model` must be a torch.nn.Module, or several, got .* SGD"):
+        gatewise.make_graphed_step(step, optimizer, optimizer)
+    with pytest.raises(gatewise.ArgumentError, match=r"`optimizer` must be an optimizer of torch.optim, or several"):
+        gatewise.make_graphed_step(step, model, [model])
+    with pytest.raises(gatewise.ArgumentError, match=r"`model` must be .* got none"):
+        gatewise.make_graphed_step(step, [], optimizer)
+    # A module that is iterable is one module.
+    gatewise.make_graphed_step(step, nn.Sequential(model), [optimizer])
