@@ -1,9 +1,9 @@
 """Training loops in plain PyTorch, called from Python and by `gatewise.make_graphed_step`.
 
-    python benchmarks/graphed_steps.py                   # needs a GPU; adds lines to benchmarks/results/graphed_steps.jsonl
+    python benchmarks/graphed_steps.py       # needs a GPU; adds lines to benchmarks/results/graphed_steps.jsonl
     python benchmarks/graphed_steps.py --case classifier --compiled
 
-Each case is a whole training step: forward pass, loss, backward pass, clipping and update. The ways are torch.nn.LSTM and
+Each case is a whole training step: forward pass, loss, backward pass, clipping and update. The ways are nn.LSTM and
 gatewise.LSTM, called and graphed; with `--compiled` also gatewise.LSTM in `torch.compile(mode="reduce-overhead")`. They
 are timed in turn. The losses of the first steps are compared with those of torch.nn.LSTM, called.
 """
