@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from gatewise.contract.capture import captured_graph, first_cause, for_cuda_graph
 from gatewise.contract.errors import ArgumentError, callers_level, sentence
-from gatewise.nn.step_reads import Kind, StepReads, is_known
+from gatewise.nn.step_reads import Kind, StepReads, is_known, parameters_of
 
 WARMUPS = 3
 """The calls of the first kind before its capture, which initialise libraries and the state of optimizers, too."""
@@ -146,39 +146,43 @@ class GraphedStep:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Train; see `make_graphed_step`."""
-        self._forget_gradients()
-        try:
-            return self._trained(arguments, named)
-        finally:
-            self._forget_gradients()
-
-    def _trained(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        modules = self._reads.modules()
+        weights = parameters_of(modules)
+        _forget_gradients(weights)
         if not self.refusal and self._capture is None:
-            self._prepare()
+            self._prepare(weights)
         # A call while the program captures a graph of its own becomes a part of that graph.
         if self.refusal or (self._on_gpu and torch.cuda.is_current_stream_capturing()):
-            return _detached(self._step(*arguments, **named))
+            return self._called(arguments, named, weights)
         leaves, form = pytree.tree_flatten((arguments, named))
         unknown = next((leaf for leaf in leaves if not is_known(leaf)), None)
         if unknown is not None:
             self._refuse(f"an argument is of type {type(unknown).__name__}, whose changes cannot be noticed")
-            return _detached(self._step(*arguments, **named))
+            return self._called(arguments, named, weights)
         with for_cuda_graph():
-            kind = self._reads.kind(leaves, form)
+            kind = self._reads.kind(modules, leaves, form)
             graph = self._graphs.get(kind)
             if graph is None and self._seen.get(kind, 0) >= (LATER_WARMUPS if self._graphs else WARMUPS):
-                graph = self._captured(kind, leaves, form)
+                graph = self._captured(kind, modules, leaves, form)
             if graph is not None:
                 return graph.replay(leaves)
             if not self.refusal:
-                found = _detached(self._step(*arguments, **named))
+                found = self._called(arguments, named, weights)
                 self._count(kind)
                 return found
-        return _detached(self._step(*arguments, **named))
+        return self._called(arguments, named, weights)
 
-    def _prepare(self) -> None:
+    def _called(self, arguments: tuple[Any, ...], named: dict[str, Any], weights: Sequence[nn.Parameter]) -> Any:
+        """Call the step as it is."""
+        try:
+            found = self._step(*arguments, **named)
+            return pytree.tree_map(lambda each: each.detach() if isinstance(each, Tensor) else each, found)
+        finally:
+            _forget_gradients(weights)
+
+    def _prepare(self, weights: Sequence[nn.Parameter]) -> None:
         """Choose the device and its graphs, or refuse."""
-        devices = {weight.device for weight in self._weights()}
+        devices = {weight.device for weight in weights}
         (device, *others) = devices or {torch.device("cpu")}
         if device.type != "cuda":
             self._refuse(f"CUDA graphs need a GPU, and the model is on {device}")
@@ -190,24 +194,17 @@ class GraphedStep:
             pool = torch.cuda.graph_pool_handle()
             self._capture, self._on_gpu = functools.partial(_cuda_graph, device=device, pool=pool), True
 
-    def _weights(self) -> list[nn.Parameter]:
-        return [weight for model in self._models for weight in model.parameters()]
-
-    def _forget_gradients(self) -> None:
-        for weight in self._weights():
-            weight.grad = None
-
-    def _captured(self, kind: Kind, leaves: list[Any], form: Any) -> _Graph | None:
+    def _captured(self, kind: Kind, modules: list[nn.Module], leaves: list[Any], form: Any) -> _Graph | None:
         """Capture the step for calls of a kind; return None, and capture no other, if it cannot be captured."""
         assert self._capture is not None
-        written = self._reads.versions()
+        written, weights = self._reads.versions(), parameters_of(modules)
         try:
-            graph = _Graph(self._step, leaves, form, self._weights(), self._capture)
-            changed = self._reads.kind(leaves, form).difference(kind)
+            graph = _Graph(self._step, leaves, form, weights, self._capture)
+            changed = self._reads.kind(self._reads.modules(), leaves, form).difference(kind)
             if changed or self._reads.versions() != written:
                 raise RuntimeError(f"the step changes {changed or A_RATE}, which replays would not do; do it outside")
         except RuntimeError as error:
-            self._forget_gradients()
+            _forget_gradients(weights)
             self._refuse(first_cause(error))
             return None
         self._graphs[kind] = graph
@@ -258,8 +255,7 @@ class _Graph:
             if wrong is not None:
                 raise RuntimeError(f"the step returns {wrong!r}, and replays can only return tensors")
             self._outputs = [None if each is None else each.detach() for each in outputs]
-            for weight in weights:  # whose memory the next graph may use
-                weight.grad = None
+            _forget_gradients(weights)  # whose memory the next graph may use
 
         self._replay = capture(work)
 
@@ -280,8 +276,9 @@ def _check_argument(leaf: Tensor, device: torch.device) -> None:
         raise RuntimeError("a tensor in the arguments requires gradients")
 
 
-def _detached(found: Any) -> Any:
-    return pytree.tree_map(lambda each: each.detach() if isinstance(each, Tensor) else each, found)
+def _forget_gradients(weights: Sequence[nn.Parameter]) -> None:
+    for weight in weights:
+        weight.grad = None
 
 
 def _processes() -> int:

@@ -55,33 +55,41 @@ class StepReads:
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._models, self._optimizers = models, optimizers
 
+    def modules(self) -> list[nn.Module]:
+        """Return all modules, which may have changed since the last call."""
+        return [module for model in self._models for module in model.modules()]
+
     def versions(self) -> list[int]:
         """Return how often the tensors in the groups of optimizers have been written."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         values = [value for group in groups for name, value in group.items() if name != "params"]
         return [value._version for value in values if isinstance(value, Tensor)]
 
-    def kind(self, leaves: Sequence[Any], form: Any) -> Kind:
+    # This is called in every step, and shows in the time of small ones.
+    def kind(self, modules: Sequence[nn.Module], leaves: Sequence[Any], form: Any) -> Kind:
         """Return the kind of a call.
 
         Args:
+            modules: All modules.
             leaves: The arguments without their containers.
             form: The structure of the containers.
         """
-        modules = [module for model in self._models for module in model.modules()]
-        tensors = [
-            tensor for module in modules for kind in (module._parameters, module._buffers) for tensor in kind.values()
-        ]
+        places = [place for module in modules for place in (module._parameters, module._buffers)]
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
         return Kind(
-            arguments=(repr(form), *map(_argument, leaves)),
+            arguments=(repr(form), *[_argument(leaf) for leaf in leaves]),
             modules=tuple([(type(module), module.training) for module in modules]),
-            weights=tuple([None if tensor is None else (tensor.data_ptr(), *_argument(tensor)) for tensor in tensors]),
+            weights=tuple([_weight(tensor) for place in places for tensor in place.values() if tensor is not None]),
             hyperparameters=tuple([_hyperparameters(group) for group in groups]),
             moments=tuple([each.data_ptr() for state in states for each in state.values() if isinstance(each, Tensor)]),
             settings=(_settings_of_pytorch(), settings_of_calls()),
         )
+
+
+def parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """Return the parameters of modules; one that several modules share occurs several times."""
+    return [weight for module in modules for weight in module._parameters.values() if weight is not None]
 
 
 def is_known(leaf: Any) -> bool:
@@ -95,20 +103,21 @@ def _argument(leaf: Any) -> tuple[Hashable, ...]:
     return type(leaf), leaf  # 1, 1.0 and True are equal, and are not the same to a step
 
 
+def _weight(tensor: Tensor) -> tuple[Hashable, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
+
+
 def _hyperparameters(group: dict[str, Any]) -> tuple[Hashable, ...]:
     # Loading the state of an optimizer changes the order of the names.
-    return tuple([(name, _parameters(group) if name == "params" else _value(group[name])) for name in sorted(group)])
-
-
-def _parameters(group: dict[str, Any]) -> Hashable:
-    return tuple(map(id, group["params"]))
+    values = [(name, group[name]) for name in sorted(group)]
+    return tuple([(name, tuple(map(id, each)) if name == "params" else _value(each)) for name, each in values])
 
 
 def _value(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         # A graph reads a tensor on the GPU in each replay, and contains the value of one on the CPU.
         return value.data_ptr() if value.device.type != "cpu" else tuple(value.flatten().tolist())
-    return tuple(map(_value, value)) if isinstance(value, (tuple, list)) else (type(value), value)
+    return tuple([_value(each) for each in value]) if isinstance(value, (tuple, list)) else value
 
 
 def _settings_of_pytorch() -> Hashable:
