@@ -14,6 +14,7 @@ import argparse
 import copy
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -148,6 +149,7 @@ def main() -> None:
     ways = ["nn.LSTM, called", "nn.LSTM, graphed", "gatewise, called", "gatewise, graphed"]
     ways += ["gatewise, compiled"] if given.compiled else []
     run = dataclasses.asdict(Run.now(torch.device("cuda")))
+    run["command"] = " ".join(["python benchmarks/graphed_steps.py", *sys.argv[1:]])
     for case in given.case or CASES:
         row = measure(case, ways, given.runs)
         append_line(given.record, json.dumps({"benchmark": "graphed_steps", **row, "run": run}))

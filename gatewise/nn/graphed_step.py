@@ -40,7 +40,7 @@ def make_graphed_step(
     replay is a single call for the CPU. The function `step` must be a whole training step: forward pass, loss, backward
     pass and update. It runs as it is in the first three calls; then it is captured, and replayed from that call on.
     Calls of another kind, such as those of another batch size, have a CUDA graph of their own from their second
-    occurrence on. The memory of all graphs is that of the largest one.
+    occurrence on, in one memory pool.
 
     A graph is replayed only if everything is as it was at its capture that the step can read as a Python value, as far
     as it is known here: the shapes, dtypes and devices of tensors in its arguments, and all other arguments; the class

@@ -217,3 +217,32 @@ def test_free_memory_full_of_nan_and_calls_between_replays():
 
     assert trained(run, given, between) == trained(plain[2], given)
     assert run.graphs == 1
+
+
+@pytest.mark.parametrize("growth", [2.0, 1e30], ids=["finite", "overflowing"])
+def test_gradient_scaling_inside_of_the_step(growth):
+    found = []
+    for use in (False, True):
+        model, optimizer, _ = made("adam")
+        scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10, growth_factor=growth, growth_interval=4)
+
+        def step(x, target, model=model, optimizer=optimizer, scaler=scaler):
+            with torch.autocast(DEVICE, torch.float16):
+                loss = (model(x)[0].float() - target).square().mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            return loss
+
+        run = gatewise.make_graphed_step(step, model, optimizer) if use else step
+        torch.manual_seed(2)
+        with gatewise.for_cuda_graph():
+            losses = [run(x, target).detach().item() for x, target in batches(20)]
+            optimizer.zero_grad()
+        found.append((losses, scaler.get_scale(), [*map(torch.clone, model.parameters())]))
+    assert (run.graphs, run.refusal) == (1, "")
+    assert found[0][:2] == found[1][:2]
+    for plain, own in zip(found[0][2], found[1][2], strict=True):
+        assert torch.equal(plain, own)

@@ -1,0 +1,39 @@
+"""The table of graphed training steps is that of the newest record of each case."""
+
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+WAYS = ("nn.LSTM, called", "nn.LSTM, graphed", "gatewise, called", "gatewise, compiled", "gatewise, graphed")
+NAMES = {"ptb_large": "language model", "tagger": "tagger", "classifier": "classifier"}
+
+
+def rows():
+    lines = (ROOT / "benchmarks/results/graphed_steps.jsonl").read_text("utf-8").splitlines()
+    newest = {row["case"]: row for row in map(json.loads, lines)}
+    assert all(row["equal"] for row in newest.values())
+    return newest
+
+
+def line_of(case, row):
+    medians = [row["seconds"][way]["median"] for way in WAYS]
+    cells = [f"{1e6 * own:,.0f} ({medians[0] / own:.1f}x)" for own in medians]
+    return f"| {NAMES[case]} | {f'{1e6 * medians[0]:,.0f}'} | {' | '.join(cells[1:])} |"
+
+
+def test_the_page_has_the_figures_of_the_record():
+    text = (ROOT / "docs/how-to/replay-a-step.md").read_text("utf-8")
+    block = text.split("<!-- figures: graphed_steps -->\n")[1].split("<!-- /figures: graphed_steps -->")[0]
+    assert block.splitlines()[2:] == [line_of(case, row) for case, row in rows().items()]
+
+
+def test_the_readme_has_the_figures_of_the_record():
+    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    ratios = {}
+    for case, row in rows().items():
+        seconds = {way: timing["median"] for way, timing in row["seconds"].items()}
+        ratios[case] = {way: seconds[WAYS[0]] / own for way, own in seconds.items()}
+    low, high = (pick(each["gatewise, graphed"] for each in ratios.values()) for pick in (min, max))
+    called = [each["gatewise, called"] for each in ratios.values()]
+    assert f"{low:.1f} to {high:.1f} times as fast as with `torch.nn.LSTM`" in text
+    assert f"{min(called):.1f} to {max(called):.1f} times without it" in text
