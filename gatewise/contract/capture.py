@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -56,7 +57,7 @@ def captured_graph(
     Args:
         work: The function to capture.
         pool: The memory pool of the graph, from `torch.cuda.graph_pool_handle`; None for a pool of its own.
-        stream: The stream to capture on; None for that of `torch.cuda.graph`.
+        stream: The stream to capture on; None for one that all captures on the device share.
         mode: The `capture_error_mode` of `torch.cuda.graph`.
 
     Raises:
@@ -65,6 +66,7 @@ def captured_graph(
     """
     graph, device = torch.cuda.CUDAGraph(), torch.cuda.current_device()
     pool = torch.cuda.graph_pool_handle() if pool is None else pool
+    stream = _stream_of(device) if stream is None else stream
     try:
         # `torch.cuda.graph` leaves its stream the current one if the end of the capture fails.
         with (
@@ -83,6 +85,16 @@ def first_cause(error: BaseException) -> str:
     while error.__context__ is not None:
         error = error.__context__
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+@functools.cache
+def _stream_of(device: int) -> torch.cuda.Stream:
+    """Return the stream of the captures on a device.
+
+    The graphs of a memory pool use the same memory only if they are captured on one stream. `torch.cuda.graph` has one
+    stream as well, but it is on the device of the first capture: captures on other devices would be empty.
+    """
+    return torch.cuda.Stream(device)
 
 
 def _abandon(device: int, pool: Any) -> None:
@@ -105,7 +117,10 @@ def _end_capture_of_generator(device: int) -> None:
     """
     number = torch.zeros((), device=torch.device("cuda", device))
     try:
-        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(torch.cuda.CUDAGraph(), stream=_stream_of(device)),
+        ):
             number.add_(1)
     except RuntimeError:
         generator = torch.cuda.default_generators[device]

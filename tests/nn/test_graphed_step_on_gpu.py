@@ -229,6 +229,7 @@ def test_gradient_scaling_inside_of_the_step(growth):
         def step(x, target, model=model, optimizer=optimizer, scaler=scaler):
             with torch.autocast(DEVICE, torch.float16):
                 loss = (model(x)[0].float() - target).square().mean()
+            optimizer.zero_grad()
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -246,3 +247,17 @@ def test_gradient_scaling_inside_of_the_step(growth):
     assert found[0][:2] == found[1][:2]
     for plain, own in zip(found[0][2], found[1][2], strict=True):
         assert torch.equal(plain, own)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_model_on_another_device_than_the_current_one():
+    found = []
+    for use in (False, True):
+        model, optimizer, step = made("adam", lr=torch.tensor(0.01, device="cuda:1"))
+        model.to("cuda:1")
+        run = gatewise.make_graphed_step(step, model, optimizer) if use else step
+        given = [(x.to("cuda:1"), target.to("cuda:1")) for x, target in batches(12)]
+        found.append(trained(run, given))
+    assert (run.graphs, run.refusal) == (1, "")
+    assert found[0] == found[1]
+    assert torch.cuda.current_device() == 0
