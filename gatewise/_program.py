@@ -40,11 +40,12 @@ def leave(number: int, frame: FrameType | None) -> None:
 
 
 def loaded() -> None:
-    """Restore KeyboardInterrupt for Ctrl-C, so that commands can clean up; exempt modules from garbage collection."""
+    """Restore KeyboardInterrupt for Ctrl-C, so that commands can clean up; collect garbage except modules from now."""
     _exchange(leave, signal.default_int_handler)
     if PROGRAM:
         # Modules stay until the end. Each full collection of garbage would go through their 200,000 objects again.
         gc.freeze()
+        gc.enable()
 
 
 def ended(interrupted: bool) -> None:
@@ -70,3 +71,4 @@ PROGRAM = is_program()
 LISTING = lists_commands()
 if PROGRAM:
     _exchange(signal.default_int_handler, leave)
+    gc.disable()  # importing makes next to none, but looking for it would take a tenth of the time

@@ -5,6 +5,7 @@ import os
 import types
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 # What Inductor generates is PyTorch's to test. Otherwise each process that compiles with it compiles six programs to
 # find out what vector instructions the machine has, and starts processes to compile in.
@@ -53,6 +54,18 @@ def pytest_collection_finish(session):
     gc.freeze()
     # Looking for garbage by itself every 700 objects would take 3 to 4 % of the time of the tests.
     gc.set_threshold(50_000, 20, 100)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    """Let a worker of xdist report of each test one thing, unless it fails: reports of all phases take milliseconds."""
+    options = item.config.option
+    if not hasattr(item.config, "workerinput") or options.durations or options.xmlpath:
+        return None
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 
 # The first user starts the server; its imports determine those of all later processes.
 IMPORTED = (
+    "tests.server",
     *("gatewise.models", "gatewise.data", "gatewise.training", "torch._dynamo", "pytest"),
     *("gatewise.cli.application", "gatewise.cli.train", "gatewise.cli.language_model_run"),
     *("gatewise.cli.classifier_run", "gatewise.cli.nmt_run", "torch.utils.tensorboard", "matplotlib.figure"),
@@ -28,6 +31,8 @@ def processes_that_start_fast():
     """Return a `multiprocessing` context whose processes are forked from that server."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*IMPORTED])
+    with contextlib.chdir(Path(__file__).parents[1]):  # where the server finds what it imports
+        forkserver.ensure_running()
     return context
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._inductor import config
 
 import gatewise
 
@@ -39,10 +40,14 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_python_of_a_document_runs(path: Path) -> None:
+def test_the_python_of_a_document_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Return the blocks of a document in order, which share their names, without those after `<!--- skip: next -->`."""
     sybil = pytest.importorskip("sybil")
     markdown = pytest.importorskip("sybil.parsers.markdown")
+    # A header that is compiled once for all programs, and fast code, would take longer than one program does without.
+    for name, value in {"precompile_headers": False, "compile_wrapper_opt_level": "O0"}.items():
+        if hasattr(config.aot_inductor, name):
+            monkeypatch.setattr(config.aot_inductor, name, value)
     document = sybil.Sybil(parsers=[markdown.PythonCodeBlockParser(), markdown.SkipParser()]).parse(path)
     for example in document.examples():
         example.evaluate()

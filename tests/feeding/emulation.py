@@ -12,7 +12,7 @@ import re
 
 from gatewise.derivation.device import device_code
 from gatewise.feeding.elementwise import CELL
-from tests.kernels.cuda_on_cpu import PRELUDE, loaded, rewritten
+from tests.kernels.cuda_on_cpu import PRELUDE, compile_cpp, precompiled, rewritten
 
 _THREADS = """
 #include <memory>
@@ -77,6 +77,7 @@ static bool run_block(unsigned threads, void (*one)()) {
 }
 inline float __expf(float x) { return std::exp(x); }
 """
+_OPTIONS = ("-O0",)
 _ENTRY = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(const (\w+) a\)')
 _RUN = """
 static const {struct}* arguments_of_{entry};
@@ -115,6 +116,5 @@ def _compiled(source, macros):
     text = (headers / source.name).read_text()
     code = " ".join(device_code(CELL).text.splitlines())
     runs = [_RUN.format(entry=entry, struct=struct) for entry, struct in _ENTRY.findall(text)]
-    text = "".join([f"#define CELL_CODE {code}\n", PRELUDE, _THREADS, text, *runs])
-    options = [f"-D{macro}={value}" for macro, value in macros]
-    return loaded(text, ["g++", "-O1", "-shared", "-fPIC", "-std=c++17", f"-I{headers}", *options])
+    text = "".join([f"#define CELL_CODE {code}\n", text, *runs])
+    return compile_cpp(text, headers, precompiled(PRELUDE + _THREADS, _OPTIONS), _OPTIONS, macros)

@@ -95,11 +95,11 @@ def precompiled(text, options=()):
     return folder
 
 
-def compiled_object(text, common, options):
-    """Compile C++ that begins with `COMMON` for libraries; return the path of the object file."""
+def compiled_object(text, options):
+    """Compile C++ for libraries; return the path of the object file."""
     path = _folder_of_process() / "object.cpp"
     path.write_text(text)
-    subprocess.run([*_GCC, *options, f"-I{common}", "-c", path, "-o", path.with_suffix(".o")], check=True)
+    subprocess.run([*_GCC, *options, "-c", path, "-o", path.with_suffix(".o")], check=True)
     return path.with_suffix(".o")
 
 

@@ -29,7 +29,8 @@ def test_a_measured_training_call_is_predicted_from_the_others(kernel):
     process = _fitted(kernel.name, True, DEVICE.name).busy
     own = sum(point.kernel == kernel.name and point.problem.needs_grad for point in points.points(DEVICE.name))
     noise = settings_of(kernel.name).noise ** 2 * np.eye(len(process.places))
-    inverse = np.linalg.inv(process.covariance(process.places) + noise)
+    covariance = torch.from_numpy(process.covariance(process.places) + noise)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(covariance)).numpy()  # in half the time of a general matrix
     ratios = np.exp(process.weights / inverse.diagonal())[:own]  # Rasmussen and Williams, equation 5.12
     assert np.mean(abs(ratios - 1) <= 0.25) > 0.9
 

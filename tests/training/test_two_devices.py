@@ -23,7 +23,7 @@ def language_model(processes, folder, stop_at=0, dropout=0.0, waits=False, **opt
     """Train a small language model together; with `waits`, that of the last process synchronises by reading its
     loss."""
     device, last = processes.device, processes.rank == processes.count - 1
-    tokens = torch.randint(50, (4 * 275 + 4,), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(50, (4 * 205 + 4,), generator=torch.Generator().manual_seed(0))
     shares = {"device": device, "rank": processes.rank, "processes": processes.count}
     torch.manual_seed(0)
     model = LanguageModel(50, 64, 64, 2, dropout=dropout, embedding_dropout=dropout, layer_dropout=dropout)
@@ -45,14 +45,14 @@ def waiting(model):
 def translation(processes, folder, **options):
     """Train a small translation model together, on sentences of several lengths, in batches that divide equally."""
     generator = torch.Generator().manual_seed(0)
-    source = [torch.randint(3, 40, (1 + row * 7 % 8,), generator=generator) for row in range(400)]
+    source = [torch.randint(3, 40, (1 + row * 7 % 8,), generator=generator) for row in range(240)]
     pairs = source, [each.flip(0) + 5 for each in source]
     shares = {"device": processes.device, "rank": processes.rank, "processes": processes.count}
     torch.manual_seed(0)
     model = Seq2Seq(40, 50, 64, 64).to(processes.device)
     data = PairBatches(*pairs, 240, shuffle=True, **shares)
     assert data.shapes > 4
-    valid = PairBatches(*(side[:50] for side in pairs), 240, **shares)
+    valid = PairBatches(*(side[:40] for side in pairs), 240, **shares)
     return fitted(processes, folder, model, data, valid, **({"epochs": 2} | options))
 
 

@@ -10,7 +10,7 @@ import torch
 
 from gatewise.kernels.cuda import formats
 from gatewise.kernels.cuda.toolchain import SHARED
-from tests.kernels.cuda_on_cpu import PRELUDE, loaded, rewritten
+from tests.kernels.cuda_on_cpu import PRELUDE, compile_cpp, precompiled, rewritten
 
 _FUNCTIONS = """
 #include "numbers.cuh"
@@ -44,9 +44,7 @@ SPECIAL = (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, 65504.0, 1e-7, 3e38, 0.1)
 def library(dtype):
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    options = [f"-D{macro}={value}" for macro, value in formats.macros(dtype).items()]
-    command = ["g++", "-shared", "-fPIC", "-std=c++17", f"-I{rewritten(SHARED)}", *options]
-    return loaded(PRELUDE + _FUNCTIONS, command)
+    return compile_cpp(_FUNCTIONS, rewritten(SHARED), precompiled(PRELUDE), (), formats.macros(dtype).items())
 
 
 def run(dtype, name, given, result):

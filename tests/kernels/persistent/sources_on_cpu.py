@@ -17,7 +17,7 @@ from gatewise.contract.device import Device
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.persistent import launches
 from gatewise.kernels.persistent.launches import auxiliary, compiled, failure, half_products
-from tests.kernels.cuda_on_cpu import COMMON, PRELUDE, compile_cpp, compiled_object, in_cpp, precompiled, rewritten
+from tests.kernels.cuda_on_cpu import PRELUDE, compile_cpp, compiled_object, in_cpp, precompiled, rewritten
 from tests.kernels.persistent.emulation import emulate
 
 _REAL = {
@@ -31,7 +31,10 @@ _REAL = {
 }
 _HERE = Path(__file__).parent
 _PRELUDE = PRELUDE + (_HERE / "fibers.h").read_text()
-_OPTIONS = ("-Og", "-fno-strict-aliasing", "-w")
+# Each source is compiled for a few small calls: to optimize it takes longer than they do without. The fibers, which are
+# compiled once, compute the products of all calls.
+_OPTIONS = ("-O0", "-fno-strict-aliasing", "-w")
+_OPTIONS_OF_FIBERS = ("-O1", *_OPTIONS[1:])
 _MOST_BLOCKS = 32
 _DYNAMIC = "extern __shared__ float4 shared[];"
 _STATIC = re.compile(r"__shared__ ([\w ]+?) (\w+)(\[[^\]]*\])?;")
@@ -139,7 +142,7 @@ class SourcesOnCpu:
 
 @functools.cache
 def _fibers():
-    return compiled_object(f'{COMMON}#include "{_HERE / "fibers.cpp"}"\n', precompiled(_PRELUDE, _OPTIONS), _OPTIONS)
+    return compiled_object(f'{_PRELUDE}#include "{_HERE / "fibers.cpp"}"\n', _OPTIONS_OF_FIBERS)
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -63,7 +62,7 @@ def stacked_tiling(
 ) -> Tiling | None:
     """Return the tiling of two stacked layers in one launch with the least predicted time; None if there is no room."""
     sizes = hidden_size, batch, _ROWS_OF_STACKED, device, backward, value_bytes, exact
-    found = [dataclasses.replace(each, stacked=True) for each in candidates(*sizes) if _can_be_stacked(each)]
+    found = [each.replace(stacked=True) for each in candidates(*sizes) if _can_be_stacked(each)]
     return min(found, key=lambda candidate: candidate.step_clocks(device), default=None)
 
 
@@ -90,7 +89,7 @@ def candidates(
         groups = math.ceil(batch / cut.rows)
         together = min(groups, multiprocessors(device, cut.split) // (cut.blocks * directions))
         if together > 0:
-            found.append(dataclasses.replace(cut, groups=groups, together=together, directions=directions))
+            found.append(cut.replace(groups=groups, together=together, directions=directions))
     return found
 
 
@@ -117,7 +116,7 @@ def _of_one_group(
         if possible and (wide or not _is_for_wide_layers(cut)):
             found += [held for placed in _with_weights_placed(cut) for held in _with_sums_held(placed, device, wide)]
         if _has_warpgroups(cut, device):
-            by_warpgroups = dataclasses.replace(cut, resident=cut.tiles, warpgroups=True)
+            by_warpgroups = cut.replace(resident=cut.tiles, warpgroups=True)
             found += [by_warpgroups] if fits(by_warpgroups, device) else []
     return tuple(found)
 
@@ -126,26 +125,28 @@ def _with_weights_placed(cut: Tiling) -> list[Tiling]:
     """Return a tiling of one resident tile with as many of them as leave registers for loads."""
     # All of them in registers if three loads in flight have room beside them; otherwise as many as leave room for four.
     # Scaled ones take half the registers, and twice the loads: or as many as leave room for six.
-    whole = dataclasses.replace(cut, resident=cut.tiles)
-    free, free_of_whole = cut.free_registers, whole.free_registers
+    free, each = cut.free_registers, cut.weight_registers
+    free_of_whole = free + cut.lent_registers - (cut.tiles - 1) * each
     if max(free, free_of_whole) < 4:  # no room for a load
         return []
     rooms = (3, 6) if cut.scaled else (3,) if free_of_whole >= 12 else (4,)
     placed = []
     for loads in rooms:
         # Of all but the last tile, each takes as many registers as the first.
-        more = (free - 4 * loads) // cut.weight_registers
+        more = (free - 4 * loads) // each
         some = 1 + max(0, min(more, cut.tiles - 2))
-        placed.append(whole if free_of_whole >= 4 * loads else dataclasses.replace(cut, resident=some))
-    return list(dict.fromkeys(placed))
+        placed.append(cut.tiles if free_of_whole >= 4 * loads else some)
+    return [cut.replace(resident=tiles) for tiles in dict.fromkeys(placed)]
 
 
 def _with_sums_held(cut: Tiling, device: Device, wide: bool) -> list[Tiling]:
     """Return a tiling that fits, with the partial sums of two steps in shared memory; or of one, in wide layers."""
     # In TF32 with more rows, the assembler spills weights.
     one = wide and not (cut.scaled and cut.rows > _MOST_ROWS_OF_TF32)
-    held = [dataclasses.replace(cut, buffers=number) for number in ((2, 1) if one else (2,))]
-    return [each for each in held if fits(each, device)][:1]
+    if fits(cut, device):
+        return [cut]
+    held = cut.replace(buffers=1)
+    return [held] if one and fits(held, device) else []
 
 
 def _can_share_depth(cut: Tiling) -> bool:
@@ -194,7 +195,8 @@ def fits(cut: Tiling, device: Device) -> bool:
         # The resets of 64 rows need a second kilobyte of static memory.
         return cut.shared_bytes + 1024 <= shared_memory(device)
     # With fewer loads in flight a warp waits for memory once for each of them.
-    return cut.ahead * cut.chunk >= min(3, cut.spans * cut.rows // 8)
+    chunk, ahead = cut.polls
+    return ahead * chunk >= min(3, cut.spans * cut.rows // 8)
 
 
 def multiprocessors(device: Device, split: int) -> int:
