@@ -62,7 +62,7 @@ def captured_graph(
 
     Raises:
         RuntimeError: The function does something that cannot be captured, such as waiting for the device. Current
-            stream, random number generator and memory allocator are then as before.
+            stream, random number generator and memory allocator are then as before, also after errors of the function.
     """
     graph, device = torch.cuda.CUDAGraph(), torch.cuda.current_device()
     pool = torch.cuda.graph_pool_handle() if pool is None else pool
@@ -74,7 +74,7 @@ def captured_graph(
             torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode),
         ):
             work()
-    except RuntimeError:
+    except BaseException:
         _abandon(device, pool)
         raise
     return graph

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from torch.utils import _pytree as pytree
 from gatewise.contract.capture import captured_graph, first_cause, for_cuda_graph
 from gatewise.contract.errors import ArgumentError, callers_level, sentence
 from gatewise.nn.step_reads import Kind, StepReads, is_known, parameters_of
+
+_log = logging.getLogger(__name__)
 
 WARMUPS = 3
 """The calls of the first kind before its capture, which initialise libraries and the state of optimizers, too."""
@@ -208,6 +211,7 @@ class GraphedStep:
             self._refuse(first_cause(error))
             return None
         self._graphs[kind] = graph
+        _log.info("Captured a training step as CUDA graph %d", self.graphs)
         return graph
 
     def _count(self, kind: Kind) -> None:

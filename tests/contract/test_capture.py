@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from gatewise.contract import capture
 from gatewise.contract.capture import captured_graph
 
 # The name in PyTorch 2.6 is the second one.
@@ -15,7 +16,7 @@ END = next(
 )
 
 # A capture that succeeds, by which the generator leaves the one that failed.
-OF_GENERATOR = [("begun", None, None, "global"), "ended", "stream restored"]
+OF_GENERATOR = [("begun", None, "of device 1", "global"), "ended", "stream restored"]
 
 
 class Generator:
@@ -60,6 +61,7 @@ def cuda(monkeypatch):
         "graph": graph,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(capture, "_stream_of", lambda device: f"of device {device}")
     for name in (END, "_cuda_releasePool"):
         monkeypatch.setattr(torch._C, name, lambda *given, name=name: done.append((name, *given)))
     return done, generator
@@ -69,7 +71,7 @@ def test_a_capture_takes_memory_of_its_own_or_of_a_pool(cuda):
     done, generator = cuda
     captured_graph(lambda: done.append("issued"))
     captured_graph(lambda: None, pool=(0, 3), stream="side", mode="thread_local")
-    first, second = ("begun", (0, 7), None, "global"), ("begun", (0, 3), "side", "thread_local")
+    first, second = ("begun", (0, 7), "of device 1", "global"), ("begun", (0, 3), "side", "thread_local")
     assert done == [first, "issued", "ended", "stream restored", second, "ended", "stream restored"]
     assert not hasattr(generator, "state")
 
@@ -78,10 +80,15 @@ def waits():
     raise RuntimeError("operation not permitted when stream is capturing")
 
 
-def test_a_failed_capture_is_abandoned(cuda):
+def is_wrong():
+    raise ValueError("operation not permitted by the program")
+
+
+@pytest.mark.parametrize(("work", "error"), [(waits, RuntimeError), (is_wrong, ValueError)])
+def test_a_failed_capture_is_abandoned(cuda, work, error):
     done, generator = cuda
-    with pytest.raises(RuntimeError, match="not permitted"):
-        captured_graph(waits)
+    with pytest.raises(error, match="not permitted"):
+        captured_graph(work)
     released = [(END, 1, (0, 7)), ("_cuda_releasePool", 1, (0, 7))]
     assert done[1:] == ["stream restored", *released, *OF_GENERATOR]
     assert not hasattr(generator, "state")

@@ -12,6 +12,7 @@ from torch import nn
 import gatewise
 from gatewise.nn import graphed_step
 from gatewise.nn.graphed_step import LATER_WARMUPS, WARMUPS, GraphedStep
+from tests.logged import logged
 from tests.nn.step_stand_in import Captures, Model, step_of
 
 
@@ -72,9 +73,11 @@ def test_shapes_have_graphs_of_their_own():
     plain = made()
     expected = trained_without_state(plain[2], given)
     run, captures = graphed(*made())
-    assert trained_without_state(run, given) == expected
+    with logged() as messages:
+        assert trained_without_state(run, given) == expected
     assert captures.captures == 2
     assert captures.replays == (8 - WARMUPS) + (3 - LATER_WARMUPS)
+    assert messages == [f"Captured a training step as CUDA graph {number}" for number in (1, 2)]
 
 
 def trained_without_state(step, given):

@@ -176,6 +176,31 @@ def test_refusals_leave_the_step_and_the_next_capture_as_they_were():
     assert again.graphs == 1
 
 
+def test_an_error_of_the_program_in_a_capture_is_raised_and_the_next_call_works():
+    given = batches(12)
+    expected = trained(made()[2], given)
+    model, optimizer, step = made()
+    calls = []
+
+    def fails(x, target, state=None):
+        calls.append(x)
+        if len(calls) == 5:
+            raise KeyError("a part of a batch")
+        return step(x, target, state)
+
+    run = gatewise.make_graphed_step(fails, model, optimizer)
+
+    def again(x, target, state=None):
+        try:
+            return run(x, target, state)
+        except KeyError:
+            return run(x, target, state)
+
+    assert trained(again, given) == expected
+    assert (run.graphs, run.refusal) == (1, "")
+    assert len(calls) == 6
+
+
 def test_a_step_that_writes_its_rate_is_refused():
     model, optimizer, step = made()
 
