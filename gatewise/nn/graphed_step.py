@@ -47,14 +47,14 @@ def make_graphed_step(
 
     A graph is replayed only if everything is as it was at its capture that the step can read as a Python value, as far
     as it is known here: the shapes, dtypes and devices of tensors in its arguments, and all other arguments; the class
-    of every module, and whether it is in training mode; the addresses of parameters, buffers and the state of
-    optimizers; which parameters require gradients; hyperparameters of optimizers that are numbers; grad mode, autocast,
-    PyTorch's settings for float32 products, and the kernel that `gatewise.use_kernel` names. If anything differs, the
-    call is one of another kind.
+    of every module, and the numbers and strings in its attributes, such as whether it is in training mode; the
+    addresses of parameters, buffers and the state of optimizers; which parameters require gradients; hyperparameters of
+    optimizers that are numbers; grad mode, autocast, PyTorch's settings for float32 products, and the kernel that
+    `gatewise.use_kernel` names. If anything differs, the call is one of another kind.
 
-    Whatever else `step` reads must stay the same: numbers in global variables or attributes of modules, and tensors
-    that are not among its arguments, the model and the optimizer. Pass such values as arguments. A replay does not run
-    any Python code: count steps, print, and change learning rates outside of `step`.
+    Whatever else `step` reads must stay the same: numbers in global variables, and tensors that are not among its
+    arguments, the model and the optimizer. Pass such values as arguments. A replay does not run any Python code: count
+    steps, print, and change learning rates outside of `step`.
 
     Args:
         step: The function. Its arguments may be nested in tuples, lists and dicts; their tensors are on the GPU and

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from gatewise.contract.device import tf32_products_allowed
 from gatewise.functional.execution import settings_of_calls
 
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+
 
 class Kind(NamedTuple):
     """What a call reads; calls with equal values do the same work on the device.
 
     Attributes:
         arguments: The forms of tensors in the arguments, and all other arguments.
-        modules: The classes of all modules, and their modes, training or evaluation.
+        modules: The classes of all modules, and the numbers, strings and the like in their attributes.
         weights: The addresses and forms of all parameters and buffers.
         hyperparameters: The numbers in the groups of optimizers, and the addresses of the tensors there.
         moments: The addresses of the state of optimizers.
@@ -35,7 +37,7 @@ class Kind(NamedTuple):
         """Return in words what differs first; empty if all is equal."""
         words = (
             "the shapes or values of arguments",
-            "the classes or modes of modules",
+            "the class or an attribute of a module, such as its mode",
             "the memory of parameters or buffers",
             "the hyperparameters of an optimizer, such as a learning rate that is no tensor on the GPU",
             "the memory of an optimizer's state",
@@ -79,7 +81,7 @@ class StepReads:
         states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
         return Kind(
             arguments=(repr(form), *[_argument(leaf) for leaf in leaves]),
-            modules=tuple([(type(module), module.training) for module in modules]),
+            modules=tuple([_module(module) for module in modules]),
             weights=tuple([_weight(tensor) for place in places for tensor in place.values() if tensor is not None]),
             hyperparameters=tuple([_hyperparameters(group) for group in groups]),
             moments=tuple([each.data_ptr() for state in states for each in state.values() if isinstance(each, Tensor)]),
@@ -101,6 +103,11 @@ def _argument(leaf: Any) -> tuple[Hashable, ...]:
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
     return type(leaf), leaf  # 1, 1.0 and True are equal, and are not the same to a step
+
+
+def _module(module: nn.Module) -> tuple[Hashable, ...]:
+    # Among the attributes is `training`.
+    return type(module), *[(type(each), each) for each in module.__dict__.values() if type(each) in _PLAIN]
 
 
 def _weight(tensor: Tensor) -> tuple[Hashable, ...]:

@@ -121,6 +121,10 @@ def in_evaluation(model, optimizer):
     model.dropout.eval()
 
 
+def with_another_dropout(model, optimizer):
+    model.dropout.p = 0.1
+
+
 def frozen(model, optimizer):
     model.head.weight.requires_grad_(False)
 
@@ -146,13 +150,14 @@ def with_another_class(model, optimizer):
 
 
 CHANGES = [
-    (in_evaluation, "classes or modes of modules"),
+    (in_evaluation, "the class or an attribute of a module"),
+    (with_another_dropout, "the class or an attribute of a module"),
     (frozen, "memory of parameters"),
     (with_other_memory, "memory of parameters"),
     (with_another_buffer, "memory of parameters"),
     (with_another_rate, "hyperparameters"),
     (with_loaded_moments, "memory of an optimizer's state"),
-    (with_another_class, "classes or modes of modules"),
+    (with_another_class, "the class or an attribute of a module"),
 ]
 
 

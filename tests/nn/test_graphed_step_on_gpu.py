@@ -115,7 +115,11 @@ def frozen(model, optimizer):
     model.head.requires_grad_(False)
 
 
-@pytest.mark.parametrize("change", [moved, loaded, evaluated, frozen])
+def dropped(model, optimizer):
+    model.dropout.p = 0.7 if model.dropout.p < 0.5 else 0.1
+
+
+@pytest.mark.parametrize("change", [moved, loaded, evaluated, frozen, dropped])
 def test_nothing_is_stale_after_a_change(change):
     found = []
     for use in (False, True):
