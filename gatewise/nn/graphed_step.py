@@ -136,7 +136,7 @@ class GraphedStep:
         self._models = models
         self._reads = StepReads(models, optimizers)
         self._capture = capture
-        self._on_gpu = False
+        self._device: torch.device | None = None  # of CUDA graphs
         self.refusal = ""
         self._seen: dict[Kind, int] = {}
         self._last: Kind | None = None
@@ -155,7 +155,7 @@ class GraphedStep:
         if not self.refusal and self._capture is None:
             self._prepare(weights)
         # A call while the program captures a graph of its own becomes a part of that graph.
-        if self.refusal or (self._on_gpu and torch.cuda.is_current_stream_capturing()):
+        if self.refusal or (self._device is not None and torch.cuda.is_current_stream_capturing()):
             return self._called(arguments, named, weights)
         leaves, form = pytree.tree_flatten((arguments, named))
         unknown = next((leaf for leaf in leaves if not is_known(leaf)), None)
@@ -195,13 +195,16 @@ class GraphedStep:
             self._refuse(f"{_processes()} processes train together, which would have to replay the same steps")
         else:
             pool = torch.cuda.graph_pool_handle()
-            self._capture, self._on_gpu = functools.partial(_cuda_graph, device=device, pool=pool), True
+            self._capture, self._device = functools.partial(_cuda_graph, device=device, pool=pool), device
 
     def _captured(self, kind: Kind, modules: list[nn.Module], leaves: list[Any], form: Any) -> _Graph | None:
         """Capture the step for calls of a kind; return None, and capture no other, if it cannot be captured."""
         assert self._capture is not None
         written, weights = self._reads.versions(), parameters_of(modules)
         try:
+            moved = [weight.device for weight in weights if weight.device != self._device]
+            if moved and self._device is not None:
+                raise RuntimeError(f"a parameter has moved from {self._device} to {moved[0]}")
             graph = _Graph(self._step, leaves, form, weights, self._capture)
             changed = self._reads.kind(self._reads.modules(), leaves, form).difference(kind)
             if changed or self._reads.versions() != written:

@@ -244,6 +244,15 @@ def test_steps_that_cannot_be_captured_are_refused_with_the_reason():
     assert "an argument is of type set" in refusal_of(lambda x, found: x, x, {1})
 
 
+def test_a_model_that_has_moved_to_another_device_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    run, captures = graphed(*made())
+    run._device = torch.device("cuda", 1)  # of its first call
+    with pytest.warns(UserWarning, match="a parameter has moved from cuda:1 to cpu"):
+        trained_without_state(run, batches(WARMUPS + 1))
+    assert captures.captures == 0
+
+
 def test_the_reason_of_a_failed_capture_is_its_first_error():
     x = batches(1)[0][0]
 
