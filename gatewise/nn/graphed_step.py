@@ -57,8 +57,9 @@ def make_graphed_step(
     steps, print, and change learning rates outside of `step`.
 
     Args:
-        step: The function. Its arguments may be nested in tuples, lists and dicts; their tensors are on the GPU and
-            require no gradients. It returns tensors or None, or tuples, lists and dicts of these.
+        step: The function. Its arguments are tensors on the GPU that require no gradients, numbers, strings, dtypes,
+            devices or None, and may be nested in tuples, lists and dicts. It returns tensors or None, or tuples, lists
+            and dicts of these.
         model: The module that the step trains, or several.
         optimizer: The optimizer, or several. Its learning rate should be a tensor on the GPU: a schedule that writes
             numbers makes every step one of another kind. Adam must be made with `capturable=True`, and SGD with
@@ -133,7 +134,6 @@ class GraphedStep:
     ) -> None:
         functools.update_wrapper(self, step, updated=())
         self._step = step
-        self._models = models
         self._reads = StepReads(models, optimizers)
         self._capture = capture
         self._device: torch.device | None = None  # of CUDA graphs

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from gatewise.contract.device import tf32_products_allowed
 from gatewise.functional.execution import settings_of_calls
 
-_PLAIN = frozenset({bool, int, float, str, type(None)})
+_PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device})
+"""The types of values that cannot change. Other objects can, and remain equal to themselves."""
 
 
 class Kind(NamedTuple):
@@ -95,8 +96,8 @@ def parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
 
 
 def is_known(leaf: Any) -> bool:
-    """Return whether an argument is a tensor, or a value that is equal to another one only if it is the same."""
-    return isinstance(leaf, Tensor) or getattr(type(leaf), "__hash__", None) is not None
+    """Return whether an argument is a tensor, or a value that cannot change unnoticed."""
+    return isinstance(leaf, Tensor) or type(leaf) in _PLAIN
 
 
 def _argument(leaf: Any) -> tuple[Hashable, ...]:

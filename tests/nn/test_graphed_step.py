@@ -109,9 +109,7 @@ def test_gradients_of_an_earlier_backward_pass_are_not_added():
             if use:
                 model(x)[0].sum().backward()
                 model.calls -= 1
-                torch.manual_seed(0)
-            else:
-                torch.manual_seed(0)
+            torch.manual_seed(0)
             own.append(run(x, target)["loss"].item())
         losses.append(own)
     assert losses[0] == losses[1]
@@ -242,6 +240,7 @@ def test_steps_that_cannot_be_captured_are_refused_with_the_reason():
     assert "requires gradients" in refusal_of(lambda x: x, x.clone().requires_grad_())
     assert "a tensor in the arguments is on meta, and the model is on cpu" in refusal_of(lambda x: x, x.to("meta"))
     assert "an argument is of type set" in refusal_of(lambda x, found: x, x, {1})
+    assert "an argument is of type object" in refusal_of(lambda x, found: x, x, object())
 
 
 def test_a_model_that_has_moved_to_another_device_is_refused(monkeypatch):
