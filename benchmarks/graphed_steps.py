@@ -1,11 +1,11 @@
 """Training loops in plain PyTorch, called from Python and by `gatewise.make_graphed_step`.
 
     python benchmarks/graphed_steps.py       # needs a GPU; adds lines to benchmarks/results/graphed_steps.jsonl
-    python benchmarks/graphed_steps.py --case classifier --compiled
+    python benchmarks/graphed_steps.py --case classifier --compiled --one-thread
 
 Each case is a whole training step: forward pass, loss, backward pass, clipping and update. The ways are nn.LSTM and
 gatewise.LSTM, called and graphed; with `--compiled` also gatewise.LSTM in `torch.compile(mode="reduce-overhead")`. They
-are timed in turn. The losses of the first steps are compared with those of torch.nn.LSTM, called.
+are timed in turn; with `--one-thread` also both layers called with autograd in one thread. The losses of the first steps are compared with those of torch.nn.LSTM, called.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from gatewise.selection.timing import time_side_by_side
 RESULTS = Path(__file__).parent / "results" / "graphed_steps.jsonl"
 STEPS = 8  # of which losses are compared
 ALLOWED = 0.02  # of the loss, in bfloat16
+ONE_THREAD = "one thread"
 
 
 class Labels(nn.Module):
@@ -95,7 +96,8 @@ def trainer(model: nn.Module, way: str) -> Callable[[Tensor, Tensor], Tensor]:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16):
             loss = nn.functional.cross_entropy(called(x), target)
-        loss.backward()
+        with torch.autograd.set_multithreading_enabled(not way.endswith(ONE_THREAD)):
+            loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
         return loss.detach()
@@ -136,11 +138,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", choices=CASES, help="a case (all)")
     parser.add_argument("--compiled", action="store_true", help="also in torch.compile")
+    parser.add_argument("--one-thread", action="store_true", help="also called, with autograd in one thread")
     parser.add_argument("--runs", type=int, default=20, help="samples of each way (20)")
     parser.add_argument("--record", type=Path, default=RESULTS, help="file that lines of JSON are added to")
     given = parser.parse_args()
     ways = ["nn.LSTM, called", "nn.LSTM, graphed", "gatewise, called", "gatewise, graphed"]
     ways += ["gatewise, compiled"] if given.compiled else []
+    ways += [f"nn.LSTM, {ONE_THREAD}", f"gatewise, {ONE_THREAD}"] if given.one_thread else []
     run = dataclasses.asdict(Run.now(torch.device("cuda")))
     run["command"] = " ".join(["python benchmarks/graphed_steps.py", *sys.argv[1:]])
     for case in given.case or CASES:

@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -188,14 +188,19 @@ def count(rows: Sequence[Row], device: torch.device) -> None:
         with building([launch for each in launches.values() for launch in each], _WORKERS, device):
             pass
         for index, row in enumerate(rows):
-            for number, side in enumerate(2 * [side_of(row, device)]):
-                if number == 1:
-                    left_out = {launch.source[0]: counting.chosen[_key(launch)][0] for launch in launches[row]}
-                    print("ROW", json.dumps({"index": index, "left_out": left_out}), flush=True)
-                with torch.set_grad_enabled(row.mode == TRAINING):
-                    side.train() if row.mode == TRAINING else side.infer()
-                torch.cuda.synchronize()
-                ctypes.CDLL(None).fflush(None)
+            print_counts(index, side_of(row, device), launches[row], counting, training=row.mode == TRAINING)
+
+
+def print_counts(index: int, side: Side, launches: Sequence[Launch], counting: Counting, *, training: bool) -> None:
+    """Run the passes of a layer twice, and print their counts of the second time behind a line of JSON, for `read`."""
+    for number in range(2):
+        if number == 1:
+            left_out = {launch.source[0]: counting.chosen[_key(launch)][0] for launch in launches}
+            print("ROW", json.dumps({"index": index, "left_out": left_out}), flush=True)
+        with torch.set_grad_enabled(training):
+            side.train() if training else side.infer()
+        torch.cuda.synchronize()
+        ctypes.CDLL(None).fflush(None)
 
 
 def side_of(row: Row, device: torch.device) -> Side:
@@ -206,6 +211,7 @@ def side_of(row: Row, device: torch.device) -> Side:
     return side
 
 
+Counted = TypeVar("Counted")
 Found = tuple[dict[str, list[Counts]], dict[str, list[str]]]
 
 
@@ -216,7 +222,7 @@ def counted(rows: Sequence[Row]) -> dict[Row, Found]:
     return read(rows, subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout)
 
 
-def read(rows: Sequence[Row], printed: str) -> dict[Row, Found]:
+def read(rows: Sequence[Counted], printed: str) -> dict[Counted, Found]:
     """Return the counts of the passes and their phases without marks, both by pass, from the output of `count`."""
     found = {}
     for part in printed.split("ROW ")[1:]:
@@ -249,9 +255,13 @@ def measure(rows: Sequence[Row], record: Path | None, device: torch.device) -> N
 
 def times_of(row: Row, device: torch.device) -> dict[str, float]:
     """Return microseconds a time step: "all" of a replay of a CUDA graph, and each kernel in it by its name."""
-    side = side_of(row, device)
-    with torch.set_grad_enabled(row.mode == TRAINING), for_cuda_graph():
-        replay = captured(side.train if row.mode == TRAINING else side.infer, warmups=2)
+    return times_in_graph(side_of(row, device), row.case.time, training=row.mode == TRAINING)
+
+
+def times_in_graph(side: Side, steps: int, *, training: bool) -> dict[str, float]:
+    """Return what `times_of` does for a layer with its arguments, which has a number of time steps."""
+    with torch.set_grad_enabled(training), for_cuda_graph():
+        replay = captured(side.train if training else side.infer, warmups=2)
     for _ in range(3):
         replay()
     samples = []
@@ -271,7 +281,7 @@ def times_of(row: Row, device: torch.device) -> dict[str, float]:
     for event in observed.events() or ():
         if event.device_type == torch.autograd.DeviceType.CUDA:
             found[event.name[:60]] = found.get(event.name[:60], 0.0) + event.time_range.elapsed_us() / _REPLAYS
-    return {name: round(time / row.case.time, 4) for name, time in found.items()}
+    return {name: round(time / steps, 4) for name, time in found.items()}
 
 
 def lines_of(
