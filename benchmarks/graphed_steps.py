@@ -4,8 +4,9 @@
     python benchmarks/graphed_steps.py --case classifier --compiled --one-thread
 
 Each case is a whole training step: forward pass, loss, backward pass, clipping and update. The ways are nn.LSTM and
-gatewise.LSTM, called and graphed; with `--compiled` also gatewise.LSTM in `torch.compile(mode="reduce-overhead")`. They
-are timed in turn; with `--one-thread` also both layers called with autograd in one thread. The losses of the first steps are compared with those of torch.nn.LSTM, called.
+gatewise.LSTM, called and graphed; with `--compiled` also gatewise.LSTM in `torch.compile(mode="reduce-overhead")`, and
+with `--one-thread` both called, with autograd in one thread. They are timed in turn. The losses of the first steps are
+compared with those of torch.nn.LSTM, called.
 """
 
 from __future__ import annotations

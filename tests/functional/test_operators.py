@@ -1,9 +1,17 @@
 """The registered operators: what torch.compile, torch.export and meta tensors see."""
 
+import itertools
+
 import pytest
 import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from gatewise import functional, use_kernel
+from gatewise.cells import cell_named
+from gatewise.contract.device import Device
+from gatewise.functional import operators
 from gatewise.functional.operators import lstm_backward, lstm_forward
 
 CASES = [
@@ -120,3 +128,32 @@ def test_meta_tensors_give_shapes():
     y, (h, c) = call(*(tensor.detach().to("meta").requires_grad_() for tensor in inputs))
     assert y.is_meta
     assert (y.shape, h.shape, c.shape) == ((5, 3, 8), (4, 3, 4), (4, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "cell"),
+    [
+        *itertools.product(("persistent", "stepwise", "eager"), ("lstm", "gru", "layer_norm_lstm")),
+        *itertools.product(("cudnn",), ("lstm", "gru")),
+    ],
+)
+def test_a_training_call_on_a_gpu_is_traced_for_any_number_of_steps_and_sequences(monkeypatch, kernel, cell):
+    monkeypatch.setattr(operators, "probed", lambda device: Device.named("h200"))
+    environment = ShapeEnv()
+
+    def symbol(name):
+        found = environment.create_symbol(9, ConstantSource(name), dynamic_dim=DimDynamic.DYNAMIC)
+        return environment.create_symintnode(found, hint=9)
+
+    time, batch, stated = symbol("time"), symbol("batch"), cell_named(cell)
+    rows = 32 * len(stated.gates)
+    with FakeTensorMode(shape_env=environment), torch.device("cuda"):
+        x, h0, c0 = torch.empty(time, batch, 24), torch.empty(2, batch, 32), torch.empty(2, batch, 32)
+        weights = []
+        for features in (24, 32):
+            weights += [torch.empty(rows, features), torch.empty(rows, 32), torch.empty(rows), torch.empty(rows)]
+            weights += [torch.empty(32) for _ in stated.parameters]
+        y, _, _, kept = lstm_forward(x, h0, c0, weights, None, None, False, 0.5, True, kernel, "normal", cell, None)
+    assert y.shape[:2] == (time, batch)
+    assert len(kept) > 1
+    assert not environment.guards

@@ -133,6 +133,53 @@ def test_compiled_on_a_gpu_equals_eager(dtype, options, extra, monkeypatch):
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance * theirs.abs().max().item())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("kernel", "options"),
+    [
+        *itertools.product(("persistent", "stepwise", "cudnn"), ({}, {"num_layers": 2, "dropout": 0.5})),
+        *itertools.product(("persistent", "auto"), ({"memory": "lean"}, {"proj_size": 8}, {"bidirectional": True})),
+    ],
+    ids=str,
+)
+def test_other_sizes_on_a_gpu_take_two_graphs(kernel, options, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    layer = LSTM(24, 32, device="cuda", kernel=kernel, **options)
+
+    def flat(x):
+        y, (h_n, c_n) = layer(x)
+        return y, h_n, c_n
+
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(flat, backend=graphs, fullgraph=True)
+    for time, batch in ((9, 5), (7, 8), (30, 3), (64, 40)):  # the first graph is for these sizes, the second for any
+        x = torch.randn(time, batch, 24, device="cuda")
+        torch.manual_seed(1)
+        expected = outputs_and_gradients(flat, layer, x)
+        torch.manual_seed(1)
+        found = outputs_and_gradients(compiled, layer, x)
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+    assert graphs.frame_count == 2
+
+
+@pytest.mark.gpu
+def test_other_sizes_compiled_for_graphs_equal_eager():
+    layer = LSTM(24, 32, num_layers=2, device="cuda", dtype=torch.bfloat16)
+
+    def flat(x):
+        y, (h_n, c_n) = layer(x)
+        return y, h_n, c_n
+
+    compiled = torch.compile(flat, mode="reduce-overhead")
+    for time, batch in 2 * ((9, 5), (7, 8), (30, 3)):
+        x = torch.randn(time, batch, 24, device="cuda", dtype=torch.bfloat16)
+        expected = outputs_and_gradients(flat, layer, x)
+        found = [own.clone() for own in outputs_and_gradients(compiled, layer, x)]
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=3e-2, atol=3e-2 * theirs.abs().max().item())
+
+
 def test_results_of_an_operator_have_storages_of_their_own():
     given, buffer = torch.ones(3), torch.arange(6.0)
     found = _unaliased([buffer[:2], buffer[2:], given, buffer.view(2, 3)], [given, None])

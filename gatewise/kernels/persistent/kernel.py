@@ -115,7 +115,7 @@ class _Persistent:
         return work
 
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
-        return _memory_of(problem, device).kept if problem.needs_grad else ()
+        return _kept_of(problem, device) if problem.needs_grad else ()
 
     def workspace_bytes(self, problem: Problem, device: Device) -> int:
         return _memory_of(problem, device).workspace_bytes
@@ -257,6 +257,13 @@ def _memory_of(problem: Problem, device: Device) -> Memory:
     from gatewise.kernels.persistent.dry_run import memory_of
 
     return memory_of(problem, device)
+
+
+def _kept_of(problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
+    # Imported as above.
+    from gatewise.kernels.persistent.dry_run import kept_of
+
+    return kept_of(problem, device)
 
 
 def _layer_passes(problem: Problem) -> LayerPasses:

@@ -4,7 +4,9 @@ import itertools
 
 import pytest
 import torch
+from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils.flop_counter import FlopCounterMode
 
 from gatewise import testing
@@ -223,3 +225,27 @@ def test_segments_take_less(cut):
         cut(count)
         found.append(persistent.workspace_bytes(LEAN.replace(time=100, batch=64), H200))
     assert all(more > fewer for more, fewer in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("problem", [TRACED, TRACED.replace(lean=True), TRACED.replace(proj_size=64)], ids=str)
+def test_sizes_of_kept_tensors_are_those_of_every_number_of_steps_and_sequences(problem):
+    environment = ShapeEnv()
+    symbols = {name: symbol_of(environment, name) for name in ("time", "batch")}
+    for names in (("time",), ("batch",), ("time", "batch")):
+        symbolic = persistent.kept(problem.replace(**{name: symbols[name] for name in names}), H200)
+        for numbers in ((2, 3), (7, 128), (500, 2)):
+            sizes = {name: number for name, number in zip(symbols, numbers, strict=True) if name in names}
+            values = {symbols[name].node.expr: number for name, number in sizes.items()}
+            found = [(tuple(number_of(size, values) for size in spec.shape), spec.dtype) for spec in symbolic]
+            assert found == [spec[:2] for spec in persistent.kept(problem.replace(**sizes), H200)]
+    assert not environment.guards
+
+
+def symbol_of(environment, name):
+    """Return a size that is known only when a graph runs, as `torch.compile` has it."""
+    symbol = environment.create_symbol(9, ConstantSource(name), dynamic_dim=DimDynamic.DYNAMIC)
+    return environment.create_symintnode(symbol, hint=9)
+
+
+def number_of(size, values):
+    return size if isinstance(size, int) else int(size.node.expr.subs(values))

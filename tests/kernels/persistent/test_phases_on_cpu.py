@@ -98,7 +98,7 @@ def test_a_source_that_has_changed_is_refused(monkeypatch, tmp_path):
 )
 def test_rows_are_counted_and_recorded(monkeypatch, capfd, way):
     sources = sources_on_cpu.launch_on_cpu(monkeypatch, DEVICE)
-    row = rows.Row(LSTMCase("tiny", TIME, 9, 16), way, rows.TRAINING)
+    row, longer = (rows.Row(LSTMCase("tiny", time, 9, 16), way, rows.TRAINING) for time in (TIME, TIME + 2))
 
     def compile_afresh(source, architecture, macros, code=None):
         spills = source.parent.name == "0" and source.stem.endswith("forward")  # the first folder has all marks
@@ -107,9 +107,11 @@ def test_rows_are_counted_and_recorded(monkeypatch, capfd, way):
     monkeypatch.setattr(toolchain, "compile_afresh", compile_afresh)
     monkeypatch.setitem(sources_on_cpu._STATEMENTS, "%%globaltimer", "{0} = clock64()")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    rows.count([row], torch.device("cpu"))
-    counts, left_out = rows.read([row], capfd.readouterr().out)[row]
+    rows.count([row, longer], torch.device("cpu"))
+    found = rows.read([row, longer], capfd.readouterr().out)
+    counts, left_out = found[row]
     forward, backward = counts
+    assert [{own.steps for own in each[forward]} for each, _ in found.values()] == [{TIME}, {TIME + 2}]
     assert left_out == {forward: ["waits"], backward: []}
     assert counts[forward][0].waits == 0 < counts[backward][0].waits
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
