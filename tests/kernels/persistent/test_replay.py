@@ -71,16 +71,17 @@ def test_states_that_went_into_the_steps_need_not_be_copied(monkeypatch, options
     assert not written
 
 
-def test_directions_are_multiplied_together(monkeypatch):
-    """Their gradients, outputs and weights' gradients lie as batches do; what has to be rounded up does not."""
+@pytest.mark.parametrize("copied", [False, True], ids=["outputs where they are", "copied states"])
+@pytest.mark.parametrize("options", [{}, {"layout": Layout.DEVICE_LENGTHS}, {"resets": True}], ids=str)
+def test_directions_are_multiplied_together(monkeypatch, options, copied):
+    """Their gradients, hidden states and weights' gradients lie as batches do; what has to be rounded up does not."""
     alone = []
-    product = matrix_products._product
-    monkeypatch.setattr(memory, "copies_states", lambda problem: False)
-    monkeypatch.setattr(matrix_products, "_product", lambda *given: (alone.append(given), product(*given)))
+    compute = matrix_products._sum
+    monkeypatch.setattr(memory, "copies_states", lambda problem: copied)
+    monkeypatch.setattr(matrix_products, "_sum", lambda *given: (alone.append(given), compute(*given)))
     for features in (8, 5):
-        problem = PROBLEM.replace(hidden_size=8, input_size=features, bidirectional=True)
-        inputs = testing.make_inputs(problem)
-        testing.run_kernel(persistent, problem, inputs, testing.make_gradients(problem, inputs))
+        problem = PROBLEM.replace(hidden_size=8, input_size=features, bidirectional=True, **options)
+        assert_agrees(problem, calls=1)
         assert len(alone) == (0 if features == 8 else 2)
 
 

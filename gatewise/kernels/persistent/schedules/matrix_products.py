@@ -139,55 +139,46 @@ def weight_gradients(
             column k of `dgates` then belongs to gate k. None where `dgates` has all sums.
     """
     size, width, hidden = problem.hidden_size, problem.state_size, hidden_of(problem.hidden_size)
-    gates = len(problem.cell.gates)
+    gates, directions = len(problem.cell.gates), len(layer.weights)
     runs = recurrent_runs(problem.cell) if dinput is None else (Run(0, 0, gates, adds=False),)
+    # Each step's gradient is multiplied with the hidden state that the step read, which for the first is h0, and for a
+    # step that begins an episode zero.
+    selected = lengths is not None or layer.resets is not None
+    single = tokens.time == 1 and not selected
+    copied = selected or tokens.by_row or memory.copies_states(problem)
+    share = y.shape[-1] // directions
+    outputs = [y if y.shape[-1] == width else y[..., start : start + width] for start in range(0, y.shape[-1], share)]
     with scratch.frame():
         x, wanted, copies = tokens.flat(layer.x), [], []
         if (lengths is not None and not layer.ends_in_zeros) or not buffers.is_aligned(x):
             wanted = [Operand(layer.x)]
             x, *_ = copies = [wanted[0].new(tokens, scratch)]
-        each = len(into) // len(layer.weights)
-        waiting: list[list[Product]] = []
-        for direction in range(len(layer.weights)):
+        before: Sequence[Tensor] = ()
+        if copied and not single:
+            states = [buffers.states_before(outputs[own], layer.h0[own], own) for own in range(directions)]
+            # In one piece of memory, so that the products of both directions can be a batch.
+            before = scratch.new_empty(directions, tokens.time * tokens.batch, hidden_of(width)).unbind()
+            wanted, copies = [*wanted, *states], [*copies, *before]
+        if wanted:
+            launches.write_operands(wanted, copies, tokens, lengths, layer.resets)
+        each = len(into) // directions
+        of_directions: list[list[Product]] = []
+        for direction in range(directions):
             w_ih, w_hh, *both = into[direction * each : (direction + 1) * each]
-            start = direction * (y.shape[-1] // len(layer.weights))
-            outputs = y if y.shape[-1] == width else y[..., start : start + width]
-            share, state = dgates[direction], layer.h0[direction]
-            of_steps = tokens.flat(share)
+            of_steps = tokens.flat(dgates[direction])
             of_inputs = of_steps if dinput is None else tokens.flat(dinput[direction])
-            sums, of_x = of_steps.t(), of_input(of_inputs, gates * hidden).t()
-            # Each step's gradient is multiplied with the hidden state that the step read, which for the first is h0,
-            # and for a step that begins an episode zero.
-            selected = lengths is not None or layer.resets is not None
-            at_once = selected or tokens.time == 1 or tokens.by_row or memory.copies_states(problem)
-            with scratch.frame():
-                if not at_once:
-                    parts = _by_steps(direction, share, outputs, state)
-                elif tokens.time == 1 and not selected:
-                    parts = [(sums, buffers.pad_columns(state, scratch))]
-                else:
-                    wanted.append(buffers.states_before(outputs, state, direction))
-                    copies.append(wanted[-1].new(tokens, scratch))
-                    parts = [(sums, copies[-1])]
-                if wanted:
-                    launches.write_operands(wanted, copies, tokens, lengths, layer.resets)
-                    wanted, copies = [], []
-                parts = _in_stretches(problem, parts, scratch.device)
-                if at_once:
-                    _product(of_x, x, size, w_ih, scratch)
-                    for run in runs:
-                        first, *others = _of_run(run, parts, hidden)
-                        _product(*first, size, run.rows_of(w_hh, size), scratch, *others)
-                else:
-                    recurrent = [
-                        Product(*part, run.rows_of(w_hh, size), adds=index > 0)
-                        for run in runs
-                        for index, part in enumerate(_of_run(run, parts, hidden))
-                    ]
-                    waiting.append([Product(of_x, x, w_ih), *recurrent])
+            if before:
+                parts = [(of_steps.t(), before[direction])]
+            elif single:
+                parts = [(of_steps.t(), buffers.pad_columns(layer.h0[direction], scratch))]
+            else:
+                parts = _by_steps(direction, dgates[direction], outputs[direction], layer.h0[direction])
+            parts = _in_stretches(problem, parts, scratch.device)
+            recurrent = [Product(tuple(_of_run(run, parts, hidden)), run.rows_of(w_hh, size)) for run in runs]
+            of_directions.append([Product(((of_input(of_inputs, gates * hidden).t(), x),), w_ih), *recurrent])
             if bias is not None and both:
                 write_biases(problem, bias[direction], *both)
-        for each_direction in zip(*waiting, strict=True):
+        for each_direction in zip(*of_directions, strict=True):
             # As a batch, libraries add up exact products in longer chains, which are less precise.
             multiply(each_direction, size, scratch, as_batch=not exact_products(problem))
 
@@ -207,32 +198,38 @@ def _in_stretches(problem: Problem, products: list[Factors], device: Device) -> 
 
 
 class Product(NamedTuple):
-    """A matrix product with the memory for its result.
+    """A sum of matrix products with the memory for its result.
 
     Attributes:
-        left: The left factor.
-        right: The right factor.
+        factors: The left and the right factor of each product.
         into: The memory for the result, without padding.
-        adds: Whether the product is added to the values there, or replaces them.
+        adds: Whether the sum is added to the values there, or replaces them.
     """
 
-    left: Tensor
-    right: Tensor
+    factors: tuple[Factors, ...]
     into: Tensor
     adds: bool = False
 
 
 def multiply(products: Sequence[Product], size: int, scratch: Scratch, *, as_batch: bool) -> None:
     """Compute the same product of each direction; as one batch if `as_batch` and their memory allows it."""
-    whole = all(product.into.shape == (product.left.shape[0], product.right.shape[1]) for product in products)
-    stacks = [_as_batch(*tensors) for tensors in zip(*[product[:3] for product in products], strict=True)]
-    batch = [stack for stack in stacks if stack is not None]
-    if as_batch and whole and len(products) == 2 and len(batch) == len(stacks):
-        left, right, into = batch
-        deep_products.bmm(left, right, into, adds=products[0].adds)
-        return
-    for left, right, into, adds in products:
-        deep_products.addmm(into, left, right) if adds else _product(left, right, size, into, scratch)
+    if as_batch and len(products) == 2 and all(map(_is_whole, products)):
+        into = _as_batch(*[product.into for product in products])
+        pairs = zip(*[product.factors for product in products], strict=True)
+        batches = [[_as_batch(*each) for each in zip(*pair, strict=True)] for pair in pairs]
+        factors = [(left, right) for left, right in batches if left is not None and right is not None]
+        if into is not None and len(factors) == len(batches):
+            for number, pair in enumerate(factors):
+                deep_products.bmm(*pair, into, adds=products[0].adds or number > 0)
+            return
+    for product in products:
+        _sum(product, size, scratch)
+
+
+def _is_whole(product: Product) -> bool:
+    """Whether the factors have no padding, so that the result can be written where it belongs."""
+    left, right = product.factors[0]
+    return product.into.shape == (left.shape[0], right.shape[1])
 
 
 def _as_batch(first: Tensor, *second: Tensor) -> Tensor | None:
@@ -253,15 +250,18 @@ def _by_steps(direction: int, dgates: Tensor, outputs: Tensor, state: Tensor) ->
     return [(first.t(), state), (others.flatten(0, 1).t(), before.flatten(0, 1))]
 
 
-def _product(
-    left: Tensor, right: Tensor, size: int, into: Tensor, scratch: Scratch, *more: tuple[Tensor, Tensor]
-) -> None:
-    """Write the sum of some products without padding; `into` may be float32 where the factors have 16 bits."""
-    whole = into.shape == (left.shape[0], right.shape[1])
+def _sum(product: Product, size: int, scratch: Scratch) -> None:
+    """Compute a sum of products; the memory for it may be float32 where the factors have 16 bits."""
+    (left, right), *others = product.factors
+    into = product.into
     with scratch.frame():
+        whole = product.adds or _is_whole(product)
         total = into if whole else scratch.new_empty(left.shape[0], right.shape[1], dtype=into.dtype)
-        deep_products.mm(left, right, total)
-        for pair in more:
+        if product.adds:
+            deep_products.addmm(total, left, right)
+        else:
+            deep_products.mm(left, right, total)
+        for pair in others:
             deep_products.addmm(total, *pair)
         if not whole:
             buffers.crop_gates(total, size, into.shape[1], into)

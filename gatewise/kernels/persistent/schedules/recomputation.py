@@ -292,8 +292,7 @@ def add_to_weight_gradients(
             for run in runs:
                 made = [
                     matrix_products.Product(
-                        run.columns_of(own, hidden).t(),
-                        parts[0].states,
+                        ((run.columns_of(own, hidden).t(), parts[0].states),),
                         run.rows_of(total, hidden),
                         adds=not at.is_first,
                     )
