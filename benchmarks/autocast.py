@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, default=RESULTS, help="file that lines are appended to")
     given = parser.parse_args()
     run = dataclasses.asdict(Run.now(torch.device("cuda")))
+    run["command"] = " ".join(["python benchmarks/autocast.py", *sys.argv[1:]])
     cases = {case.name: case for case in LSTM_GRID}
     ratios: dict[str, list[float]] = {"eager": [], "graph": []}
     for dtype in given.dtype or DTYPES:

@@ -37,3 +37,16 @@ def test_the_readme_has_the_figures_of_the_record():
     called = [each["gatewise, called"] for each in ratios.values()]
     assert f"{low:.1f} to {high:.1f} times as fast as with `torch.nn.LSTM`" in text
     assert f"{min(called):.1f} to {max(called):.1f} times without it" in text
+
+
+def test_the_page_says_what_one_thread_of_autograd_gains():
+    text = " ".join((ROOT / "docs/how-to/replay-a-step.md").read_text("utf-8").split())
+    gains = {}
+    for layer in ("gatewise", "nn.LSTM"):
+        seconds = [row["seconds"] for row in rows().values()]
+        of_cases = [own[f"{layer}, called"]["median"] / own[f"{layer}, one thread"]["median"] for own in seconds]
+        gains[layer] = "{:.2f}, {:.2f} and {:.2f} times".format(*of_cases)
+    assert (
+        f"with gatewise are {gains['gatewise']} as fast with it, and those with `torch.nn.LSTM` {gains['nn.LSTM']}."
+        in text
+    )
