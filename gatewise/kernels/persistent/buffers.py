@@ -171,6 +171,17 @@ def pad_gates(matrix: Tensor, problem: Problem, scratch: Scratch | None = None, 
     return launches.resized(matrix, *sizes, len(problem.cell.gates), scratch=scratch, into=into)
 
 
+def pad_gates_of_directions(
+    matrices: Sequence[Tensor], problem: Problem, scratch: Scratch, into: Sequence[Tensor] = ()
+) -> list[Tensor]:
+    """Return the matrices of each direction as `pad_gates` does; padded in one piece of memory, as batches lie."""
+    rows, columns = len(problem.cell.gates) * hidden_of(problem.hidden_size), hidden_of(matrices[0].shape[1])
+    if not into and any(matrix.shape != (rows, columns) or matrix.data_ptr() % 16 for matrix in matrices):
+        into = scratch.new_empty(len(matrices), rows, columns).unbind()
+    places = into or [None] * len(matrices)
+    return [pad_gates(own, problem, scratch, place) for own, place in zip(matrices, places, strict=True)]
+
+
 def crop_gates(matrix: Tensor, size: int, columns: int, into: Tensor | None = None) -> Tensor:
     """Return a matrix [G * H, any] without its padding: `size` rows of each gate, and `columns`."""
     return launches.resized(matrix, size, columns, matrix.shape[0] // hidden_of(size), into=into)

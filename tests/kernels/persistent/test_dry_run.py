@@ -120,12 +120,14 @@ def test_one_more_kept_tensor_is_predicted(monkeypatch):
     before = [persistent.kept(problem, H200) for problem in (SINGLE, TRACED)]
     real = SingleLayer.new_kept
     monkeypatch.setattr(
-        SingleLayer, "new_kept", lambda self, problem, *given: (*real(self, problem, *given), given[1].new_empty(512))
+        SingleLayer,
+        "new_kept",
+        lambda self, problem, *given: (*real(self, problem, *given), given[1].new_empty(1024, 256)),
     )
     dry_run._memory_of.cache_clear()
     (together,), one_by_one = (persistent.kept(problem, H200) for problem in (SINGLE, TRACED))
-    assert together.nbytes == before[0][0].nbytes + 3 * 1024
-    assert [spec.shape for spec in one_by_one].count((512,)) == 3
+    assert together.nbytes == before[0][0].nbytes + 3 * 2 * 1024 * 256
+    assert [spec.shape for spec in one_by_one].count((1024, 256)) == 3
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=NAMES)

@@ -12,7 +12,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.functional import execution, plan
-from gatewise.kernels.persistent import dry_run, launches, replay
+from gatewise.kernels.persistent import buffers, dry_run, launches, replay
 from gatewise.kernels.persistent.buffers import order_of, order_of_kept
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.replay import kept_bytes
@@ -74,15 +74,24 @@ def test_states_that_went_into_the_steps_need_not_be_copied(monkeypatch, options
 @pytest.mark.parametrize("copied", [False, True], ids=["outputs where they are", "copied states"])
 @pytest.mark.parametrize("options", [{}, {"layout": Layout.DEVICE_LENGTHS}, {"resets": True}], ids=str)
 def test_directions_are_multiplied_together(monkeypatch, options, copied):
-    """Their gradients, hidden states and weights' gradients lie as batches do; what has to be rounded up does not."""
+    """Weights of one buffer, gradients and hidden states lie as batches do; cropped gradients do not."""
     alone = []
     compute = matrix_products._sum
     monkeypatch.setattr(memory, "copies_states", lambda problem: copied)
     monkeypatch.setattr(matrix_products, "_sum", lambda *given: (alone.append(given), compute(*given)))
     for features in (8, 5):
         problem = PROBLEM.replace(hidden_size=8, input_size=features, bidirectional=True, **options)
-        assert_agrees(problem, calls=1)
-        assert len(alone) == (0 if features == 8 else 2)
+        inputs = testing.make_inputs(problem)
+        buffer = torch.cat([weight.flatten() for weight in inputs.weights])
+        together = inputs._replace(weights=buffers.views_like(buffer, inputs.weights))
+        gradients = testing.make_gradients(problem, inputs)
+        exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
+        for own, of_x in ((inputs, 2 if features == 8 else 0), (together, 0)):
+            alone.clear()
+            found = testing.named(problem, *testing.run_kernel(persistent, problem, own, gradients))
+            for name, value in found.items():
+                assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
+            assert len(alone) == of_x + (0 if features == 8 else 2)
 
 
 def test_states_are_copied_where_a_product_would_take_longer():

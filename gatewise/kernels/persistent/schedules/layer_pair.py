@@ -42,8 +42,8 @@ class LayerPair:
         launches.fill_unwritten(gates[1])  # before the product, whose result should be in the second-level cache
         flat = buffers.pad_columns(tokens.flat(layers.x), scratch)
         with matrix_products.in_precision_of(problem, layers.x):
-            keep = matrices[0][0] if matrices[0] else None
-            matrix_products.input_sums(problem, flat, layers.weights[0], tokens.flat(gates[0]), scratch, keep)
+            first = tokens.flat(gates[0])
+            matrix_products.input_sums(problem, flat, layers.weights[:1], [first], scratch, matrices[0][:1])
         if matrices[1]:
             buffers.pad_gates(layers.weights[1].w_ih, problem, scratch, matrices[1][0])
         outputs: list[Tensor] = [own.y for own in into]

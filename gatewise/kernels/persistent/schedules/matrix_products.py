@@ -46,21 +46,32 @@ def in_precision_of(problem: Problem, like: Tensor) -> contextlib.AbstractContex
 
 
 def input_sums(
-    problem: Problem, x: Tensor, weights: DirectionWeights, out: Tensor, scratch: Scratch, keep: Tensor | None
+    problem: Problem,
+    x: Tensor,
+    weights: Sequence[DirectionWeights],
+    gates: Sequence[Tensor],
+    scratch: Scratch,
+    keep: Sequence[Tensor] = (),
 ) -> None:
-    """Write x W_ih^T [tokens, GH] to the first columns of `out`.
+    """Write x W_ih^T [tokens, GH] of each direction to the first columns of its gate sums.
 
     Args:
         problem: The problem.
         x: The input [tokens, I], I padded.
-        weights: The weights of a direction.
-        out: The gate sums [tokens, 4H].
+        weights: The weights of each direction.
+        gates: The gate sums of each direction [tokens, 4H].
         scratch: The memory for padded weights.
-        keep: The memory for padded weights that are kept, or None.
+        keep: The memory for padded weights that are kept, of each direction, or nothing.
     """
     with scratch.frame():
-        matrix = buffers.pad_gates(weights.w_ih, problem, scratch, keep)
-        deep_products.mm(x, matrix.t(), of_input(out, matrix.shape[0]), memory=memory_for_zeros(problem, scratch))
+        matrices = buffers.pad_gates_of_directions([own.w_ih for own in weights], problem, scratch, keep)
+        into = [of_input(own, matrix.shape[0]) for own, matrix in zip(gates, matrices, strict=True)]
+        if exact_products(problem):
+            for matrix, own in zip(matrices, into, strict=True):
+                deep_products.mm(x, matrix.t(), own, memory=scratch)
+            return
+        products = [Product(((x, matrix.t()),), own) for matrix, own in zip(matrices, into, strict=True)]
+        multiply(products, problem.hidden_size, scratch, as_batch=True)
 
 
 def add_to_first_steps(gates: Tensor, first: list[Tensor], lengths: Tensor | None) -> None:

@@ -60,8 +60,8 @@ class RowCell:
         gates = tokens.new(scratch, directions, width=4 * hidden) if kept is None else kept.gates
         flat = buffers.pad_columns(tokens.flat(layer.x), scratch)
         with matrix_products.in_precision_of(problem, layer.x):
-            for sums, weights in zip(gates, layer.weights, strict=True):
-                matrix_products.input_sums(problem, flat, weights, tokens.flat(sums), scratch, None)
+            sums = [tokens.flat(own) for own in gates]
+            matrix_products.input_sums(problem, flat, layer.weights, sums, scratch)
         masks = buffers.masks_of(problem, layer)
         y, narrow, h0 = buffers.exchanged(problem, layer, result.y, masks, entered, tokens, scratch)
         if tokens.time > 1:  # or else nothing is exchanged

@@ -101,9 +101,8 @@ class SingleLayer:
         cells, entered, matrices = kept[1:] if kept else (None, None, ())
         flat = buffers.pad_columns(tokens.flat(layer.x), scratch)
         with matrix_products.in_precision_of(problem, layer.x):
-            for direction, (sums, weights) in enumerate(zip(gates, layer.weights, strict=True)):
-                keep = matrices[direction] if matrices else None
-                matrix_products.input_sums(problem, flat, weights, tokens.flat(sums), scratch, keep)
+            sums = [tokens.flat(own) for own in gates]
+            matrix_products.input_sums(problem, flat, layer.weights, sums, scratch, matrices)
         if first is not None:
             matrix_products.add_to_first_steps(gates, first, layer.lengths)
         masks = buffers.masks_of(problem, layer)
