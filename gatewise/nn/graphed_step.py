@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from gatewise.contract.capture import captured_graph, first_cause, for_cuda_graph
 from gatewise.contract.errors import ArgumentError, callers_level, sentence
-from gatewise.nn.step_reads import Kind, StepReads, is_known, parameters_of
+from gatewise.nn.step_reads import Kind, StepReads, obstacle
 
 _log = logging.getLogger(__name__)
 
@@ -47,9 +47,9 @@ def make_graphed_step(
 
     A graph is replayed only if everything is as it was at its capture that the step can read as a Python value, as far
     as it is known here: the shapes, dtypes and devices of tensors in its arguments, and all other arguments; the class
-    of every module, and the numbers and strings in its attributes, such as whether it is in training mode; the
-    addresses of parameters, buffers and the state of optimizers; which parameters require gradients; hyperparameters of
-    optimizers that are numbers; grad mode, autocast, PyTorch's settings for float32 products, and the kernel that
+    of every module, its hooks, and the numbers, strings and functions in its attributes, such as whether it is in
+    training mode; the addresses of parameters, buffers and the state of optimizers, and numbers in that state; which
+    parameters require gradients; hyperparameters of optimizers that are numbers; grad mode, autocast, PyTorch's settings for float32 products, and the kernel that
     `gatewise.use_kernel` names. If anything differs, the call is one of another kind.
 
     Whatever else `step` reads must stay the same: numbers in global variables, and tensors that are not among its
@@ -150,7 +150,7 @@ class GraphedStep:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Train; see `make_graphed_step`."""
         modules = self._reads.modules()
-        weights = parameters_of(modules)
+        weights = self._reads.parameters(modules)
         _forget_gradients(weights)
         if not self.refusal and self._capture is None:
             self._prepare(weights)
@@ -158,9 +158,9 @@ class GraphedStep:
         if self.refusal or (self._device is not None and torch.cuda.is_current_stream_capturing()):
             return self._called(arguments, named, weights)
         leaves, form = pytree.tree_flatten((arguments, named))
-        unknown = next((leaf for leaf in leaves if not is_known(leaf)), None)
-        if unknown is not None:
-            self._refuse(f"an argument is of type {type(unknown).__name__}, whose changes cannot be noticed")
+        reason = next(filter(None, map(obstacle, leaves)), "")
+        if reason:
+            self._refuse(reason)
             return self._called(arguments, named, weights)
         with for_cuda_graph():
             kind = self._reads.kind(modules, leaves, form)
@@ -200,7 +200,7 @@ class GraphedStep:
     def _captured(self, kind: Kind, modules: list[nn.Module], leaves: list[Any], form: Any) -> _Graph | None:
         """Capture the step for calls of a kind; return None, and capture no other, if it cannot be captured."""
         assert self._capture is not None
-        written, weights = self._reads.versions(), parameters_of(modules)
+        written, weights = self._reads.versions(), self._reads.parameters(modules)
         try:
             moved = [weight.device for weight in weights if weight.device != self._device]
             if moved and self._device is not None:

@@ -12,6 +12,7 @@ from torch import nn
 import gatewise
 from gatewise.nn import graphed_step
 from gatewise.nn.graphed_step import LATER_WARMUPS, WARMUPS, GraphedStep
+from gatewise.nn.step_reads import StepReads
 from tests.logged import logged
 from tests.nn.step_stand_in import Captures, Model, step_of
 
@@ -147,6 +148,18 @@ def with_another_class(model, optimizer):
     gatewise.restore(model, verbose=False)
 
 
+def with_a_hook(model, optimizer):
+    model.head.register_forward_hook(lambda module, given, found: 2 * found)
+
+
+def with_another_tuple(model, optimizer):
+    model.sizes = (3, (4.0, None))
+
+
+def with_another_forward(model, optimizer):
+    model.head.forward = lambda x: 2 * x[..., :2]
+
+
 CHANGES = [
     (in_evaluation, "the class or an attribute of a module"),
     (with_another_dropout, "the class or an attribute of a module"),
@@ -154,8 +167,11 @@ CHANGES = [
     (with_other_memory, "memory of parameters"),
     (with_another_buffer, "memory of parameters"),
     (with_another_rate, "hyperparameters"),
-    (with_loaded_moments, "memory of an optimizer's state"),
+    (with_loaded_moments, "an optimizer's state, its memory or a number in it"),
     (with_another_class, "the class or an attribute of a module"),
+    (with_a_hook, "the class or an attribute of a module"),
+    (with_another_tuple, "the class or an attribute of a module"),
+    (with_another_forward, "the class or an attribute of a module"),
 ]
 
 
@@ -177,6 +193,91 @@ def test_a_graph_is_not_replayed_after_a_change_of_what_the_step_reads(change, w
         run(x, target)
     assert captures.captures == 2
     assert captures.replays > before
+
+
+def test_a_graph_is_not_replayed_after_a_change_of_a_module_in_torchscript():
+    model, optimizer, step = made()
+    model.dropout = torch.jit.script(model.dropout)
+    run, captures = graphed(model, optimizer, step)
+    for x, target in batches(WARMUPS + 1):
+        run(x, target)
+    assert captures.replays == 1
+    model.dropout.eval()
+    run(*batches(1)[0])
+    assert captures.replays == 1
+
+
+def test_a_parameter_of_the_optimizer_alone_is_one_of_the_step():
+    model = made()[0]
+    scale = nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+
+    def step(x):
+        loss = (model(x)[0] * scale).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    run, captures = graphed(model, optimizer, step)
+    for x, _ in batches(WARMUPS + 1):
+        run(x)
+    assert captures.replays == 1
+    assert scale.grad is None
+    scale.data = torch.full((), 2.0)
+    run(batches(1)[0][0])
+    assert captures.replays == 1
+    run(batches(1)[0][0])
+    assert (captures.captures, captures.replays) == (2, 2)
+
+
+class Counting(torch.optim.Optimizer):
+    """Gradient descent with rates that fall, by a counter of Python in its state."""
+
+    @torch.no_grad()
+    def step(self):
+        for weight in (each for group in self.param_groups for each in group["params"] if each.grad is not None):
+            state = self.state[weight]
+            state["step"] = state.get("step", 0) + 1
+            weight.add_(weight.grad, alpha=-0.1 / state["step"])
+
+
+def test_steps_of_an_optimizer_that_counts_in_python_are_refused(monkeypatch):
+    monkeypatch.setattr(graphed_step, "MOST_KINDS", 5)
+    model = made()[0]
+    optimizer = Counting(model.parameters(), {})
+    run, captures = graphed(model, optimizer, step_of(model, optimizer))
+    with pytest.warns(UserWarning, match="differ in an optimizer's state, its memory or a number in it"):
+        trained_without_state(run, batches(7))
+    assert captures.captures == 0
+
+
+def test_counters_on_the_cpu_of_a_model_elsewhere_tell_calls_apart():
+    model = nn.Linear(2, 2, device="meta")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = optimizer.state[model.weight]
+    state.update(step=torch.zeros(()), moments=torch.zeros(2, 2, device="meta"))
+    reads = StepReads([model], [optimizer])
+    before = reads.kind([model], [], None)
+    assert reads.kind([model], [], None) == before
+    state["step"] += 1
+    assert reads.kind([model], [], None) != before
+
+
+def test_groups_of_optimizers_may_hold_any_object():
+    model = made()[0]
+    optimizer = torch.optim.SGD([{"params": [*model.parameters()], "names": {"a"}, "notes": {"b": [1]}}], lr=0.1)
+    run, captures = graphed(model, optimizer, step_of(model, optimizer))
+    trained_without_state(run, batches(WARMUPS + 1))
+    assert captures.replays == 1
+
+
+def test_weights_that_the_first_call_creates():
+    model, _, _ = made()
+    model.head = nn.LazyLinear(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run, captures = graphed(model, optimizer, step_of(model, optimizer))
+    trained_without_state(run, batches(WARMUPS + 2))
+    assert captures.replays > 0
 
 
 @pytest.mark.parametrize(
@@ -240,6 +341,9 @@ def test_steps_that_cannot_be_captured_are_refused_with_the_reason():
     assert "requires gradients" in refusal_of(lambda x: x, x.clone().requires_grad_())
     assert "a tensor in the arguments is on meta, and the model is on cpu" in refusal_of(lambda x: x, x.to("meta"))
     assert "an argument is of type set" in refusal_of(lambda x, found: x, x, {1})
+    assert "a tensor that is not dense" in refusal_of(lambda x: x.to_dense(), x.to_sparse())
+    nested = torch.nested.nested_tensor([x[0], x[1, :1]], layout=torch.strided)
+    assert "a tensor that is not dense" in refusal_of(lambda x: None, nested)
     assert "an argument is of type object" in refusal_of(lambda x, found: x, x, object())
 
 
