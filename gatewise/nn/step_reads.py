@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from gatewise.contract.device import tf32_products_allowed
 from gatewise.functional.execution import settings_of_calls
@@ -93,6 +94,33 @@ class StepReads:
         groups = [group["params"] for optimizer in self._optimizers for group in optimizer.param_groups]
         return [weight for group in groups for weight in group if id(weight) not in known]
 
+    @contextlib.contextmanager
+    def restored_after_errors(self, modules: Sequence[nn.Module]) -> Iterator[None]:
+        """Restore modules and optimizers after an error in the block, whose work on the device was not done.
+
+        Tensors that the block has created there, such as the state of an optimizer, have no values.
+
+        Args:
+            modules: All modules.
+        """
+        states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        held: list[Any] = [place for each in modules for place in (vars(each), each._parameters, each._buffers)]
+        held += [*states, *groups, *[optimizer.state for optimizer in self._optimizers]]
+        before = [(place, dict(place)) for place in held if isinstance(place, dict)]
+        values = [value for place in (*states, *groups) for value in place.values() if isinstance(value, Tensor)]
+        copies = [(value, value.clone()) for value in values if value.is_cpu]
+        try:
+            yield
+        except BaseException:
+            for place, given in before:
+                place.clear()
+                place.update(given)
+            with torch.no_grad():
+                for value, copy in copies:
+                    value.copy_(copy)
+            raise
+
     # This is called in every step, and shows in the time of small ones.
     def kind(self, modules: Sequence[nn.Module], leaves: Sequence[Any], form: Any) -> Kind:
         """Return the kind of a call.
@@ -165,7 +193,7 @@ def _plain_parts(given: tuple[Any, ...]) -> Hashable:
 
 
 def _weight(tensor: Tensor) -> tuple[Hashable, ...]:
-    if isinstance(tensor, UninitializedTensorMixin):  # of a module such as `LazyLinear` before its first call
+    if is_lazy(tensor):  # of a module such as `LazyLinear` before its first call
         return (type(tensor),)
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
 

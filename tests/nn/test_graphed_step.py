@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 import warnings
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import nn
 
 import gatewise
@@ -278,6 +280,148 @@ def test_weights_that_the_first_call_creates():
     run, captures = graphed(model, optimizer, step_of(model, optimizer))
     trained_without_state(run, batches(WARMUPS + 2))
     assert captures.replays > 0
+
+
+def carried(kind):
+    """Return a model, its optimizer, and a step that carries its state from call to call."""
+    model, optimizer, _ = made()
+    state = None
+
+    def step(x, target):
+        nonlocal state
+        y, found = model(x, model.state if kind == "attribute" else state)
+        loss = (y - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        state = model.state = tuple(each.detach() for each in found)
+        return {"loss": loss}
+
+    model.state = None
+    return model, optimizer, step
+
+
+@pytest.mark.parametrize("kind", ["attribute", "variable"])
+def test_a_state_that_the_step_carries_is_refused(kind):
+    given = batches(WARMUPS + 4)
+    expected = trained_without_state(carried(kind)[2], given)
+    run, captures = graphed(*carried(kind))
+    with pytest.warns(UserWarning, match="the step reads `state` of an earlier call"):
+        assert trained_without_state(run, given) == expected
+    assert captures.replays == 0
+
+
+def test_tensors_that_the_step_writes_before_it_reads_them_may_stay_in_attributes():
+    models = []
+    for use in (False, True):
+        model = made()[0]
+        torch.nn.utils.prune.l1_unstructured(
+            model.layer, "weight_hh_l0", 0.5
+        )  # before each call a hook sets the weight
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = step_of(model, optimizer)
+        run, captures = graphed(model, optimizer, step) if use else (step, None)
+        trained_without_state(run, batches(WARMUPS + 4))
+        models.append(model)
+    assert captures.replays == 4
+    for name, value in models[0].state_dict().items():
+        assert torch.equal(value, models[1].state_dict()[name]), name
+
+
+def test_a_graph_is_not_replayed_after_a_tensor_in_an_attribute_was_replaced(monkeypatch):
+    monkeypatch.setattr(graphed_step, "MOST_KINDS", 2)
+    model, optimizer, step = made()
+    model.mask = torch.ones(2)
+    run, captures = graphed(model, optimizer, step)
+    trained_without_state(run, batches(WARMUPS + 1))
+    for number in range(2):
+        model.mask = torch.zeros(2)
+        trained_without_state(run, batches(1))
+        assert captures.captures == 2 + number
+    model.mask = torch.zeros(2)
+    with pytest.warns(UserWarning, match="tensors in attributes of modules, which are no buffers, are replaced"):
+        trained_without_state(run, batches(1))
+
+
+def test_a_step_that_draws_random_numbers_in_python_is_refused():
+    losses = []
+    for use in (False, True):
+        model, optimizer, plain = made()
+
+        def step(x, target, plain=plain):
+            return plain(x, target if random.random() < 0.5 else -target)
+
+        random.seed(0)
+        run, _ = graphed(model, optimizer, step) if use else (step, None)
+        with warnings.catch_warnings(record=True) as warned:
+            losses.append(trained_without_state(run, batches(WARMUPS + 4)))
+    assert losses[0] == losses[1]
+    assert "draws random numbers in Python" in str(warned[0].message)
+
+
+def test_arguments_that_the_step_changes_in_place_are_changed_by_replays():
+    model, optimizer, step = made()
+    found = []
+
+    def counted(x, target, count):
+        count += 1
+        return step(x, target)
+
+    run, captures = graphed(model, optimizer, counted)
+    count = torch.zeros(())
+    for x, target in batches(WARMUPS + 3):
+        run(x, target, count)
+        found.append(count.item())
+    assert found == list(range(1, WARMUPS + 4))
+    assert captures.replays == 3
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_an_optimizer_whose_state_was_cleared_creates_it_in_a_call_of_its_own(optimizer):
+    options = {"momentum": 0.9} if optimizer == "sgd" else {}
+    losses = []
+    for use in (False, True):
+        model, other, step = made(optimizer, **options)
+        run, captures = graphed(model, other, step) if use else (step, None)
+        losses.append(trained_without_state(run, batches(WARMUPS + 2)))
+        other.state.clear()
+        losses[-1] += trained_without_state(run, batches(3))
+    assert losses[0] == losses[1]
+    assert run.refusal == ""
+    assert captures.replays == 2 + 2
+
+
+def test_what_a_failed_capture_has_put_into_modules_and_optimizers_is_taken_back():
+    model, optimizer, step = made()
+    model.state = torch.zeros(2)
+    optimizer.state[model.head.weight]["step"] = torch.zeros(())
+
+    def fails(x, target):
+        found = step(x, target)
+        if captures.captures:
+            model.state = torch.full((2,), torch.nan)
+            optimizer.state[model.head.weight]["step"] += 1
+            raise ValueError("an error of the program")
+        return found
+
+    run, captures = graphed(model, optimizer, fails)
+    state = model.state
+    trained_without_state(run, batches(WARMUPS))
+    with pytest.raises(ValueError, match="an error of the program"):
+        run(*batches(1)[0])
+    assert model.state is state
+    assert optimizer.state[model.head.weight]["step"] == 0
+
+
+def test_results_of_calls_as_they_are_are_copies_too():
+    model, optimizer, step = made()
+
+    def counted(x, target):
+        step(x, target)
+        return model.calls
+
+    run, _ = graphed(model, optimizer, counted)
+    assert [each.item() for each in [run(x, target) for x, target in batches(WARMUPS + 2)]] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
