@@ -14,7 +14,15 @@ from torch.utils import _pytree as pytree
 
 from gatewise.contract.capture import captured_graph, first_cause, for_cuda_graph
 from gatewise.contract.errors import ArgumentError, callers_level, sentence
-from gatewise.nn.step_reads import Kind, StepReads, is_known, parameters_of
+from gatewise.nn.step_reads import Kind, StepReads, obstacle
+from gatewise.nn.step_variables import (
+    Variable,
+    constants,
+    held_tensors,
+    replaced,
+    unreadable,
+    without_random_numbers,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -47,10 +55,11 @@ def make_graphed_step(
 
     A graph is replayed only if everything is as it was at its capture that the step can read as a Python value, as far
     as it is known here: the shapes, dtypes and devices of tensors in its arguments, and all other arguments; the class
-    of every module, and the numbers and strings in its attributes, such as whether it is in training mode; the
-    addresses of parameters, buffers and the state of optimizers; which parameters require gradients; hyperparameters of
-    optimizers that are numbers; grad mode, autocast, PyTorch's settings for float32 products, and the kernel that
-    `gatewise.use_kernel` names. If anything differs, the call is one of another kind.
+    of every module, its hooks, and the numbers, strings and functions in its attributes, such as whether it is in
+    training mode; the addresses of parameters, buffers and the state of optimizers, and numbers in that state; which
+    parameters require gradients; hyperparameters of optimizers that are numbers; grad mode, autocast, PyTorch's
+    settings for float32 products, and the kernel that `gatewise.use_kernel` names. If anything differs, the call is one
+    of another kind.
 
     Whatever else `step` reads must stay the same: numbers in global variables, and tensors that are not among its
     arguments, the model and the optimizer. Pass such values as arguments. A replay does not run any Python code: count
@@ -141,6 +150,8 @@ class GraphedStep:
         self._seen: dict[Kind, int] = {}
         self._last: Kind | None = None
         self._graphs: dict[Kind, _Graph] = {}
+        self._dropped = 0  # graphs, because a tensor in an attribute was replaced
+        self._replaced: list[Variable] = []  # by the last call that ran as it is
 
     @property
     def graphs(self) -> int:
@@ -150,7 +161,7 @@ class GraphedStep:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Train; see `make_graphed_step`."""
         modules = self._reads.modules()
-        weights = parameters_of(modules)
+        weights = self._reads.parameters(modules)
         _forget_gradients(weights)
         if not self.refusal and self._capture is None:
             self._prepare(weights)
@@ -158,21 +169,32 @@ class GraphedStep:
         if self.refusal or (self._device is not None and torch.cuda.is_current_stream_capturing()):
             return self._called(arguments, named, weights)
         leaves, form = pytree.tree_flatten((arguments, named))
-        unknown = next((leaf for leaf in leaves if not is_known(leaf)), None)
-        if unknown is not None:
-            self._refuse(f"an argument is of type {type(unknown).__name__}, whose changes cannot be noticed")
+        reason = next(filter(None, map(obstacle, leaves)), "")
+        if reason:
+            self._refuse(reason)
             return self._called(arguments, named, weights)
         with for_cuda_graph():
             kind = self._reads.kind(modules, leaves, form)
             graph = self._graphs.get(kind)
+            if graph is not None and not graph.fits():
+                graph = None
+                del self._graphs[kind]
+                self._dropped += 1
+                if self._dropped > MOST_KINDS:
+                    self._refuse("tensors in attributes of modules, which are no buffers, are replaced again and again")
+                    return self._called(arguments, named, weights)
             if graph is None and self._seen.get(kind, 0) >= (LATER_WARMUPS if self._graphs else WARMUPS):
                 graph = self._captured(kind, modules, leaves, form)
             if graph is not None:
                 return graph.replay(leaves)
             if not self.refusal:
+                before = held_tensors(self._step, modules)
                 found = self._called(arguments, named, weights)
-                self._count(kind)
-                return found
+                modules = self._reads.modules()
+                self._replaced = replaced(before, held_tensors(self._step, modules))
+                # As the call leaves it: the first call of an optimizer creates its state.
+                self._count(self._reads.kind(modules, leaves, form), kind)
+                return pytree.tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, found)
         return self._called(arguments, named, weights)
 
     def _called(self, arguments: tuple[Any, ...], named: dict[str, Any], weights: Sequence[nn.Parameter]) -> Any:
@@ -200,26 +222,38 @@ class GraphedStep:
     def _captured(self, kind: Kind, modules: list[nn.Module], leaves: list[Any], form: Any) -> _Graph | None:
         """Capture the step for calls of a kind; return None, and capture no other, if it cannot be captured."""
         assert self._capture is not None
-        written, weights = self._reads.versions(), parameters_of(modules)
+        written, weights = self._reads.versions(), self._reads.parameters(modules)
         try:
             moved = [weight.device for weight in weights if weight.device != self._device]
             if moved and self._device is not None:
                 raise RuntimeError(f"a parameter has moved from {self._device} to {moved[0]}")
-            graph = _Graph(self._step, leaves, form, weights, self._capture)
-            changed = self._reads.kind(self._reads.modules(), leaves, form).difference(kind)
-            if changed or self._reads.versions() != written:
-                raise RuntimeError(f"the step changes {changed or A_RATE}, which replays would not do; do it outside")
-        except RuntimeError as error:
+            held = constants(held_tensors(self._step, modules), self._replaced, modules)
+            with (
+                self._reads.restored_after_errors(modules),
+                unreadable(self._replaced),
+                without_random_numbers(),
+            ):
+                graph = _Graph(self._step, leaves, form, weights, self._capture)
+                graph.constants = held
+                changed = self._reads.kind(self._reads.modules(), leaves, form).difference(kind)
+                if changed or self._reads.versions() != written:
+                    raise RuntimeError(
+                        f"the step changes {changed or A_RATE}, which replays would not do; do it outside"
+                    )
+        except Exception as error:
             _forget_gradients(weights)
-            self._refuse(first_cause(error))
+            if not isinstance(error, RuntimeError) and not self._replaced:
+                raise
+            self._refuse(first_cause(error))  # which may be that a tensor of an earlier call cannot be read
             return None
         self._graphs[kind] = graph
         _log.info("Captured a training step as CUDA graph %d", self.graphs)
         return graph
 
-    def _count(self, kind: Kind) -> None:
+    def _count(self, kind: Kind, before: Kind) -> None:
+        """Count a call of a kind; `before` is what it was when the call began."""
         if len(self._seen) >= MOST_KINDS and kind not in self._seen and self._last is not None:
-            differs = kind.difference(self._last)
+            differs = before.difference(self._last) or kind.difference(self._last)
             self._refuse(f"there were more than {MOST_KINDS} kinds of calls; the last two differ in {differs}")
             return
         self._seen[kind] = self._seen.get(kind, 0) + 1
@@ -233,7 +267,11 @@ class GraphedStep:
 
 
 class _Graph:
-    """A captured step with the tensors that it reads and writes."""
+    """A captured step with the tensors that it reads and writes.
+
+    Attributes:
+        constants: Attributes of modules that hold tensors other than parameters and buffers, and their values.
+    """
 
     def __init__(
         self,
@@ -249,6 +287,8 @@ class _Graph:
         # Outside of the graph's memory pool, because they outlive a replay.
         still = [torch.empty_like(leaf).copy_(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._inputs = [each for each in still if isinstance(each, Tensor)]
+        written = [each._version for each in self._inputs]
+        self.constants: list[tuple[Variable, Any]] = []
         self._outputs: list[Tensor | None] = []
         self._form: Any = None
 
@@ -265,6 +305,11 @@ class _Graph:
             _forget_gradients(weights)  # whose memory the next graph may use
 
         self._replay = capture(work)
+        self._changed = [each._version != version for each, version in zip(self._inputs, written, strict=True)]
+
+    def fits(self) -> bool:
+        """Return whether attributes of modules hold the tensors that the graph reads."""
+        return all([place.value() is value for place, value in self.constants])  # noqa: C419  no generator
 
     def replay(self, leaves: list[Any]) -> Any:
         """Train on other tensors of the same forms."""
@@ -272,6 +317,9 @@ class _Graph:
         for own, leaf in zip(self._inputs, given, strict=True):
             own.copy_(leaf)
         self._replay()
+        for own, leaf, changed in zip(self._inputs, given, self._changed, strict=True):
+            if changed:  # by the step, in place
+                leaf.copy_(own)
         outputs = [None if each is None else each.clone() for each in self._outputs]
         return pytree.tree_unflatten(outputs, self._form)
 

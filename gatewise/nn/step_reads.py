@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import contextlib
+import types
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from gatewise.contract.device import tf32_products_allowed
 from gatewise.functional.execution import settings_of_calls
@@ -14,16 +18,23 @@ from gatewise.functional.execution import settings_of_calls
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device})
 """The types of values that cannot change. Other objects can, and remain equal to themselves."""
 
+_COMPARED = frozenset({tuple, OrderedDict, types.FunctionType, types.BuiltinFunctionType, types.MethodType})
+"""The types of other attributes of modules that are compared: functions, hooks and tuples of values as above."""
+
+_HOOKS = frozenset(name for name in vars(nn.Module()) if name.endswith("_hooks"))
+"""The attributes of a module with the functions that a program has registered, by their numbers."""
+
 
 class Kind(NamedTuple):
     """What a call reads; calls with equal values do the same work on the device.
 
     Attributes:
         arguments: The forms of tensors in the arguments, and all other arguments.
-        modules: The classes of all modules, and the numbers, strings and the like in their attributes.
+        modules: The classes of all modules, their hooks, and the numbers, strings, tuples of them and functions in
+            their attributes.
         weights: The addresses and forms of all parameters and buffers.
         hyperparameters: The numbers in the groups of optimizers, and the addresses of the tensors there.
-        moments: The addresses of the state of optimizers.
+        moments: The addresses of the state of optimizers, and the numbers there.
         settings: The settings of PyTorch and gatewise.
     """
 
@@ -41,7 +52,7 @@ class Kind(NamedTuple):
             "the class or an attribute of a module, such as its mode",
             "the memory of parameters or buffers",
             "the hyperparameters of an optimizer, such as a learning rate that is no tensor on the GPU",
-            "the memory of an optimizer's state",
+            "an optimizer's state, its memory or a number in it",
             "settings of PyTorch or gatewise",
         )
         return next((word for word, own, others in zip(words, self, other, strict=True) if own != others), "")
@@ -68,6 +79,48 @@ class StepReads:
         values = [value for group in groups for name, value in group.items() if name != "params"]
         return [value._version for value in values if isinstance(value, Tensor)]
 
+    def parameters(self, modules: Sequence[nn.Module]) -> list[nn.Parameter]:
+        """Return the parameters of modules and optimizers; one that several modules share occurs several times.
+
+        Args:
+            modules: All modules.
+        """
+        weights = [weight for module in modules for weight in module._parameters.values() if weight is not None]
+        return weights + self._others(weights)
+
+    def _others(self, weights: Sequence[Tensor]) -> list[Any]:
+        """Return the parameters of optimizers that modules do not have, such as a learned temperature of a loss."""
+        known = set(map(id, weights))
+        groups = [group["params"] for optimizer in self._optimizers for group in optimizer.param_groups]
+        return [weight for group in groups for weight in group if id(weight) not in known]
+
+    @contextlib.contextmanager
+    def restored_after_errors(self, modules: Sequence[nn.Module]) -> Iterator[None]:
+        """Restore modules and optimizers after an error in the block, whose work on the device was not done.
+
+        Tensors that the block has created there, such as the state of an optimizer, have no values.
+
+        Args:
+            modules: All modules.
+        """
+        states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        held: list[Any] = [place for each in modules for place in (vars(each), each._parameters, each._buffers)]
+        held += [*states, *groups, *[optimizer.state for optimizer in self._optimizers]]
+        before = [(place, dict(place)) for place in held if isinstance(place, dict)]
+        values = [value for place in (*states, *groups) for value in place.values() if isinstance(value, Tensor)]
+        copies = [(value, value.clone()) for value in values if value.is_cpu]
+        try:
+            yield
+        except BaseException:
+            for place, given in before:
+                place.clear()
+                place.update(given)
+            with torch.no_grad():
+                for value, copy in copies:
+                    value.copy_(copy)
+            raise
+
     # This is called in every step, and shows in the time of small ones.
     def kind(self, modules: Sequence[nn.Module], leaves: Sequence[Any], form: Any) -> Kind:
         """Return the kind of a call.
@@ -80,24 +133,27 @@ class StepReads:
         places = [place for module in modules for place in (module._parameters, module._buffers)]
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
+        weights = [tensor for place in places for tensor in place.values() if tensor is not None]
+        weights += self._others(weights)
+        on_cpu = not weights or weights[0].is_cpu
         return Kind(
             arguments=(repr(form), *[_argument(leaf) for leaf in leaves]),
             modules=tuple([_module(module) for module in modules]),
-            weights=tuple([_weight(tensor) for place in places for tensor in place.values() if tensor is not None]),
+            weights=tuple([_weight(tensor) for tensor in weights]),
             hyperparameters=tuple([_hyperparameters(group) for group in groups]),
-            moments=tuple([each.data_ptr() for state in states for each in state.values() if isinstance(each, Tensor)]),
+            moments=tuple([_moment(each, on_cpu) for state in states for each in state.values()]),
             settings=(_settings_of_pytorch(), settings_of_calls()),
         )
 
 
-def parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """Return the parameters of modules; one that several modules share occurs several times."""
-    return [weight for module in modules for weight in module._parameters.values() if weight is not None]
-
-
-def is_known(leaf: Any) -> bool:
-    """Return whether an argument is a tensor, or a value that cannot change unnoticed."""
-    return isinstance(leaf, Tensor) or type(leaf) in _PLAIN
+def obstacle(leaf: Any) -> str:
+    """Return the reason why an argument cannot be copied or compared; empty for tensors, numbers and the like."""
+    if isinstance(leaf, Tensor):
+        is_dense = leaf.layout is torch.strided and not leaf.is_nested
+        return "" if is_dense else "an argument is a tensor that is not dense, such as a sparse or a nested one"
+    if type(leaf) in _PLAIN:
+        return ""
+    return f"an argument is of type {type(leaf).__name__}, whose changes cannot be noticed"
 
 
 def _argument(leaf: Any) -> tuple[Hashable, ...]:
@@ -107,12 +163,46 @@ def _argument(leaf: Any) -> tuple[Hashable, ...]:
 
 
 def _module(module: nn.Module) -> tuple[Hashable, ...]:
-    # Among the attributes is `training`.
-    return type(module), *[(type(each), each) for each in module.__dict__.values() if type(each) in _PLAIN]
+    values: list[Hashable] = [type(module)]
+    for name, each in module.__dict__.items():
+        kind = type(each)
+        if kind in _PLAIN:
+            values.append((kind, each))
+        elif kind in _COMPARED and each:
+            values.append(_compared(name, each))
+    if "training" not in module.__dict__:  # a module in TorchScript
+        values.append(module.training)
+    return tuple(values)
+
+
+def _compared(name: str, value: Any) -> Hashable:
+    if isinstance(value, tuple):
+        return _plain_parts(value)
+    if isinstance(value, dict):
+        return (name, *value) if name in _HOOKS else ()
+    return name, id(value)
+
+
+def _plain_parts(given: tuple[Any, ...]) -> Hashable:
+    return tuple(
+        [
+            _plain_parts(each) if type(each) is tuple else (type(each), each if type(each) in _PLAIN else None)
+            for each in given
+        ]
+    )
 
 
 def _weight(tensor: Tensor) -> tuple[Hashable, ...]:
+    if is_lazy(tensor):  # of a module such as `LazyLinear` before its first call
+        return (type(tensor),)
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
+
+
+def _moment(value: Any, on_cpu: bool) -> Hashable:
+    if isinstance(value, Tensor):
+        # As below; of a model on a CPU, a replay reads such tensors too.
+        return value.data_ptr() if on_cpu or not value.is_cpu else tuple(value.flatten().tolist())
+    return value if type(value) in _PLAIN else None
 
 
 def _hyperparameters(group: dict[str, Any]) -> tuple[Hashable, ...]:
@@ -125,7 +215,9 @@ def _value(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         # A graph reads a tensor on the GPU in each replay, and contains the value of one on the CPU.
         return value.data_ptr() if value.device.type != "cpu" else tuple(value.flatten().tolist())
-    return tuple([_value(each) for each in value]) if isinstance(value, (tuple, list)) else value
+    if isinstance(value, (tuple, list)):
+        return tuple([_value(each) for each in value])
+    return value if type(value) in _PLAIN else id(value)
 
 
 def _settings_of_pytorch() -> Hashable:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import random
 import warnings
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import nn
 
 import gatewise
 from gatewise.nn import graphed_step
 from gatewise.nn.graphed_step import LATER_WARMUPS, WARMUPS, GraphedStep
+from gatewise.nn.step_reads import StepReads
 from tests.logged import logged
 from tests.nn.step_stand_in import Captures, Model, step_of
 
@@ -147,6 +150,18 @@ def with_another_class(model, optimizer):
     gatewise.restore(model, verbose=False)
 
 
+def with_a_hook(model, optimizer):
+    model.head.register_forward_hook(lambda module, given, found: 2 * found)
+
+
+def with_another_tuple(model, optimizer):
+    model.sizes = (3, (4.0, None))
+
+
+def with_another_forward(model, optimizer):
+    model.head.forward = lambda x: 2 * x[..., :2]
+
+
 CHANGES = [
     (in_evaluation, "the class or an attribute of a module"),
     (with_another_dropout, "the class or an attribute of a module"),
@@ -154,8 +169,11 @@ CHANGES = [
     (with_other_memory, "memory of parameters"),
     (with_another_buffer, "memory of parameters"),
     (with_another_rate, "hyperparameters"),
-    (with_loaded_moments, "memory of an optimizer's state"),
+    (with_loaded_moments, "an optimizer's state, its memory or a number in it"),
     (with_another_class, "the class or an attribute of a module"),
+    (with_a_hook, "the class or an attribute of a module"),
+    (with_another_tuple, "the class or an attribute of a module"),
+    (with_another_forward, "the class or an attribute of a module"),
 ]
 
 
@@ -177,6 +195,233 @@ def test_a_graph_is_not_replayed_after_a_change_of_what_the_step_reads(change, w
         run(x, target)
     assert captures.captures == 2
     assert captures.replays > before
+
+
+def test_a_graph_is_not_replayed_after_a_change_of_a_module_in_torchscript():
+    model, optimizer, step = made()
+    model.dropout = torch.jit.script(model.dropout)
+    run, captures = graphed(model, optimizer, step)
+    for x, target in batches(WARMUPS + 1):
+        run(x, target)
+    assert captures.replays == 1
+    model.dropout.eval()
+    run(*batches(1)[0])
+    assert captures.replays == 1
+
+
+def test_a_parameter_of_the_optimizer_alone_is_one_of_the_step():
+    model = made()[0]
+    scale = nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+
+    def step(x):
+        loss = (model(x)[0] * scale).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    run, captures = graphed(model, optimizer, step)
+    for x, _ in batches(WARMUPS + 1):
+        run(x)
+    assert captures.replays == 1
+    assert scale.grad is None
+    scale.data = torch.full((), 2.0)
+    run(batches(1)[0][0])
+    assert captures.replays == 1
+    run(batches(1)[0][0])
+    assert (captures.captures, captures.replays) == (2, 2)
+
+
+class Counting(torch.optim.Optimizer):
+    """Gradient descent with rates that fall, by a counter of Python in its state."""
+
+    @torch.no_grad()
+    def step(self):
+        for weight in (each for group in self.param_groups for each in group["params"] if each.grad is not None):
+            state = self.state[weight]
+            state["step"] = state.get("step", 0) + 1
+            weight.add_(weight.grad, alpha=-0.1 / state["step"])
+
+
+def test_steps_of_an_optimizer_that_counts_in_python_are_refused(monkeypatch):
+    monkeypatch.setattr(graphed_step, "MOST_KINDS", 5)
+    model = made()[0]
+    optimizer = Counting(model.parameters(), {})
+    run, captures = graphed(model, optimizer, step_of(model, optimizer))
+    with pytest.warns(UserWarning, match="differ in an optimizer's state, its memory or a number in it"):
+        trained_without_state(run, batches(7))
+    assert captures.captures == 0
+
+
+def test_counters_on_the_cpu_of_a_model_elsewhere_tell_calls_apart():
+    model = nn.Linear(2, 2, device="meta")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = optimizer.state[model.weight]
+    state.update(step=torch.zeros(()), moments=torch.zeros(2, 2, device="meta"))
+    reads = StepReads([model], [optimizer])
+    before = reads.kind([model], [], None)
+    assert reads.kind([model], [], None) == before
+    state["step"] += 1
+    assert reads.kind([model], [], None) != before
+
+
+def test_groups_of_optimizers_may_hold_any_object():
+    model = made()[0]
+    optimizer = torch.optim.SGD([{"params": [*model.parameters()], "names": {"a"}, "notes": {"b": [1]}}], lr=0.1)
+    run, captures = graphed(model, optimizer, step_of(model, optimizer))
+    trained_without_state(run, batches(WARMUPS + 1))
+    assert captures.replays == 1
+
+
+def test_weights_that_the_first_call_creates():
+    model, _, _ = made()
+    model.head = nn.LazyLinear(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run, captures = graphed(model, optimizer, step_of(model, optimizer))
+    trained_without_state(run, batches(WARMUPS + 2))
+    assert captures.replays > 0
+
+
+def carried(kind):
+    """Return a model, its optimizer, and a step that carries its state from call to call."""
+    model, optimizer, _ = made()
+    state = None
+
+    def step(x, target):
+        nonlocal state
+        y, found = model(x, model.state if kind == "attribute" else state)
+        loss = (y - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        state = model.state = tuple(each.detach() for each in found)
+        return {"loss": loss}
+
+    model.state = None
+    return model, optimizer, step
+
+
+@pytest.mark.parametrize("kind", ["attribute", "variable"])
+def test_a_state_that_the_step_carries_is_refused(kind):
+    given = batches(WARMUPS + 4)
+    expected = trained_without_state(carried(kind)[2], given)
+    run, captures = graphed(*carried(kind))
+    with pytest.warns(UserWarning, match="the step reads `state` of an earlier call"):
+        assert trained_without_state(run, given) == expected
+    assert captures.replays == 0
+
+
+def test_tensors_that_the_step_writes_before_it_reads_them_may_stay_in_attributes():
+    models = []
+    for use in (False, True):
+        model = made()[0]
+        torch.nn.utils.prune.l1_unstructured(
+            model.layer, "weight_hh_l0", 0.5
+        )  # before each call a hook sets the weight
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = step_of(model, optimizer)
+        run, captures = graphed(model, optimizer, step) if use else (step, None)
+        trained_without_state(run, batches(WARMUPS + 4))
+        models.append(model)
+    assert captures.replays == 4
+    for name, value in models[0].state_dict().items():
+        assert torch.equal(value, models[1].state_dict()[name]), name
+
+
+def test_a_graph_is_not_replayed_after_a_tensor_in_an_attribute_was_replaced(monkeypatch):
+    monkeypatch.setattr(graphed_step, "MOST_KINDS", 2)
+    model, optimizer, step = made()
+    model.mask = torch.ones(2)
+    run, captures = graphed(model, optimizer, step)
+    trained_without_state(run, batches(WARMUPS + 1))
+    for number in range(2):
+        model.mask = torch.zeros(2)
+        trained_without_state(run, batches(1))
+        assert captures.captures == 2 + number
+    model.mask = torch.zeros(2)
+    with pytest.warns(UserWarning, match="tensors in attributes of modules, which are no buffers, are replaced"):
+        trained_without_state(run, batches(1))
+
+
+def test_a_step_that_draws_random_numbers_in_python_is_refused():
+    losses = []
+    for use in (False, True):
+        model, optimizer, plain = made()
+
+        def step(x, target, plain=plain):
+            return plain(x, target if random.random() < 0.5 else -target)
+
+        random.seed(0)
+        run, _ = graphed(model, optimizer, step) if use else (step, None)
+        with warnings.catch_warnings(record=True) as warned:
+            losses.append(trained_without_state(run, batches(WARMUPS + 4)))
+    assert losses[0] == losses[1]
+    assert "draws random numbers in Python" in str(warned[0].message)
+
+
+def test_arguments_that_the_step_changes_in_place_are_changed_by_replays():
+    model, optimizer, step = made()
+    found = []
+
+    def counted(x, target, count):
+        count += 1
+        return step(x, target)
+
+    run, captures = graphed(model, optimizer, counted)
+    count = torch.zeros(())
+    for x, target in batches(WARMUPS + 3):
+        run(x, target, count)
+        found.append(count.item())
+    assert found == list(range(1, WARMUPS + 4))
+    assert captures.replays == 3
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_an_optimizer_whose_state_was_cleared_creates_it_in_a_call_of_its_own(optimizer):
+    options = {"momentum": 0.9} if optimizer == "sgd" else {}
+    losses = []
+    for use in (False, True):
+        model, other, step = made(optimizer, **options)
+        run, captures = graphed(model, other, step) if use else (step, None)
+        losses.append(trained_without_state(run, batches(WARMUPS + 2)))
+        other.state.clear()
+        losses[-1] += trained_without_state(run, batches(3))
+    assert losses[0] == losses[1]
+    assert run.refusal == ""
+    assert captures.replays == 2 + 2
+
+
+def test_what_a_failed_capture_has_put_into_modules_and_optimizers_is_taken_back():
+    model, optimizer, step = made()
+    model.state = torch.zeros(2)
+    optimizer.state[model.head.weight]["step"] = torch.zeros(())
+
+    def fails(x, target):
+        found = step(x, target)
+        if captures.captures:
+            model.state = torch.full((2,), torch.nan)
+            optimizer.state[model.head.weight]["step"] += 1
+            raise ValueError("an error of the program")
+        return found
+
+    run, captures = graphed(model, optimizer, fails)
+    state = model.state
+    trained_without_state(run, batches(WARMUPS))
+    with pytest.raises(ValueError, match="an error of the program"):
+        run(*batches(1)[0])
+    assert model.state is state
+    assert optimizer.state[model.head.weight]["step"] == 0
+
+
+def test_results_of_calls_as_they_are_are_copies_too():
+    model, optimizer, step = made()
+
+    def counted(x, target):
+        step(x, target)
+        return model.calls
+
+    run, _ = graphed(model, optimizer, counted)
+    assert [each.item() for each in [run(x, target) for x, target in batches(WARMUPS + 2)]] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -240,6 +485,9 @@ def test_steps_that_cannot_be_captured_are_refused_with_the_reason():
     assert "requires gradients" in refusal_of(lambda x: x, x.clone().requires_grad_())
     assert "a tensor in the arguments is on meta, and the model is on cpu" in refusal_of(lambda x: x, x.to("meta"))
     assert "an argument is of type set" in refusal_of(lambda x, found: x, x, {1})
+    assert "a tensor that is not dense" in refusal_of(lambda x: x.to_dense(), x.to_sparse())
+    nested = torch.nested.nested_tensor([x[0], x[1, :1]], layout=torch.strided)
+    assert "a tensor that is not dense" in refusal_of(lambda x: None, nested)
     assert "an argument is of type object" in refusal_of(lambda x, found: x, x, object())
 
 
