@@ -19,6 +19,7 @@ from gatewise.nn.step_variables import (
     Variable,
     constants,
     held_tensors,
+    read_of,
     replaced,
     unreadable,
     without_random_numbers,
@@ -227,6 +228,11 @@ class GraphedStep:
             moved = [weight.device for weight in weights if weight.device != self._device]
             if moved and self._device is not None:
                 raise RuntimeError(f"a parameter has moved from {self._device} to {moved[0]}")
+            if name := self._reads.kept_on_cpu():
+                advice = "Adam and AdamW keep it on the GPU with `capturable=True`"
+                raise RuntimeError(
+                    f"the optimizer has `{name}` on the CPU, where replays would not change it; {advice}"
+                )
             held = constants(held_tensors(self._step, modules), self._replaced, modules)
             with (
                 self._reads.restored_after_errors(modules),
@@ -244,7 +250,10 @@ class GraphedStep:
             _forget_gradients(weights)
             if not isinstance(error, RuntimeError) and not self._replaced:
                 raise
-            self._refuse(first_cause(error))  # which may be that a tensor of an earlier call cannot be read
+            if isinstance(error, RuntimeError):
+                self._refuse(first_cause(error))
+            else:  # an operation with what stands in the place of tensors of an earlier call
+                self._refuse(read_of([place.name for place in self._replaced]))
             return None
         self._graphs[kind] = graph
         _log.info("Captured a training step as CUDA graph %d", self.graphs)

@@ -94,6 +94,12 @@ class StepReads:
         groups = [group["params"] for optimizer in self._optimizers for group in optimizer.param_groups]
         return [weight for group in groups for weight in group if id(weight) not in known]
 
+    def kept_on_cpu(self) -> str:
+        """Return the name of a tensor on the CPU in the state of a parameter that is not there; empty if none is."""
+        states = [state for each in self._optimizers for weight, state in each.state.items() if not weight.is_cpu]
+        tensors = [(name, value) for state in states for name, value in state.items() if isinstance(value, Tensor)]
+        return next((name for name, value in tensors if value.is_cpu), "")
+
     @contextlib.contextmanager
     def restored_after_errors(self, modules: Sequence[nn.Module]) -> Iterator[None]:
         """Restore modules and optimizers after an error in the block, whose work on the device was not done.
@@ -135,13 +141,12 @@ class StepReads:
         states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
         weights = [tensor for place in places for tensor in place.values() if tensor is not None]
         weights += self._others(weights)
-        on_cpu = not weights or weights[0].is_cpu
         return Kind(
             arguments=(repr(form), *[_argument(leaf) for leaf in leaves]),
             modules=tuple([_module(module) for module in modules]),
             weights=tuple([_weight(tensor) for tensor in weights]),
             hyperparameters=tuple([_hyperparameters(group) for group in groups]),
-            moments=tuple([_moment(each, on_cpu) for state in states for each in state.values()]),
+            moments=tuple([_moment(each) for state in states for each in state.values()]),
             settings=(_settings_of_pytorch(), settings_of_calls()),
         )
 
@@ -198,10 +203,9 @@ def _weight(tensor: Tensor) -> tuple[Hashable, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
 
 
-def _moment(value: Any, on_cpu: bool) -> Hashable:
+def _moment(value: Any) -> Hashable:
     if isinstance(value, Tensor):
-        # As below; of a model on a CPU, a replay reads such tensors too.
-        return value.data_ptr() if on_cpu or not value.is_cpu else tuple(value.flatten().tolist())
+        return value.data_ptr()
     return value if type(value) in _PLAIN else None
 
 

@@ -58,10 +58,15 @@ class Unreadable:
         object.__setattr__(self, "_name", name)
 
     def _refuse(self, *given: object) -> NoReturn:
-        name, advice = object.__getattribute__(self, "_name"), "pass it as an argument, and return its new value"
-        raise RuntimeError(f"the step reads `{name}` of an earlier call, which replays would not do; {advice}")
+        raise RuntimeError(read_of([object.__getattribute__(self, "_name")]))
 
     __getattribute__ = __iter__ = __getitem__ = __bool__ = __len__ = _refuse
+
+
+def read_of(names: Sequence[str]) -> str:
+    """Return the reason why a step cannot be captured that reads variables of an earlier call."""
+    advice = "pass it as an argument, and return its new value"
+    return f"the step reads `{'`, `'.join(names)}` of an earlier call, which replays would not do; {advice}"
 
 
 Held = dict[tuple[int, str], tuple[Variable, Any]]

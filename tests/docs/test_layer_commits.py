@@ -29,18 +29,24 @@ def of_halves(rows):
 def test_the_page_names_the_commit_of_every_cell():
     rows = records("lstm")
     assert {row.dtype for row in rows} == {"bf16", "tf32", "fp16", "fp32"}
-    (commit, _), (later, _), (last, _) = collections.Counter(row.run.commit[:10] for row in rows).most_common()
+    (commit, _), (later, _), (directions, _), (last, _) = collections.Counter(
+        row.run.commit[:10] for row in rows
+    ).most_common()
     assert len({row.run.date[:10] for row in rows if row.run.commit[:10] == commit}) == 1
     again = [row for row in rows if row.run.commit[:10] == later]
     assert len({row.case for row in again}) == 6
     assert {row.dtype for row in again} == {"bf16", "tf32", "fp16"}
-    assert {row.case for row in rows if row.run.commit[:10] == last} == {"tagger_ragged"}
+    twice = [row for row in rows if row.run.commit[:10] == directions]
+    assert {row.case for row in twice} == {"tagger", "tagger_ragged", "nmt_encoder", "asr"}
+    assert {row.dtype for row in twice} == {"bf16", "tf32", "fp16"}
+    assert {(row.case, row.dtype) for row in rows if row.run.commit[:10] == last} == {("tagger_ragged", "fp32")}
     text = page()
     assert (
         f"All rows were measured in one run on one machine, at commit {commit}, but those of six wide shapes "
         f"in bf16, fp16 and tf32, which were measured again at commit {later}"
     ) in text
-    assert f"and those of tagger_ragged, at commit {last}," in text
+    assert f"those of the four bidirectional shapes in the same precisions, at commit {directions}," in text
+    assert f"(tagger_ragged also in fp32, at commit {last})" in text
 
 
 def test_the_page_on_kernels_states_whole_calls_by_warpgroups():

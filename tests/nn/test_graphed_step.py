@@ -253,16 +253,14 @@ def test_steps_of_an_optimizer_that_counts_in_python_are_refused(monkeypatch):
     assert captures.captures == 0
 
 
-def test_counters_on_the_cpu_of_a_model_elsewhere_tell_calls_apart():
+def test_counters_on_the_cpu_of_a_model_elsewhere_are_found():
     model = nn.Linear(2, 2, device="meta")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    state = optimizer.state[model.weight]
-    state.update(step=torch.zeros(()), moments=torch.zeros(2, 2, device="meta"))
     reads = StepReads([model], [optimizer])
-    before = reads.kind([model], [], None)
-    assert reads.kind([model], [], None) == before
-    state["step"] += 1
-    assert reads.kind([model], [], None) != before
+    optimizer.state[model.weight]["moments"] = torch.zeros(2, 2, device="meta")
+    assert not reads.kept_on_cpu()
+    optimizer.state[model.weight]["step"] = torch.zeros(())
+    assert reads.kept_on_cpu() == "step"
 
 
 def test_groups_of_optimizers_may_hold_any_object():
@@ -309,6 +307,21 @@ def test_a_state_that_the_step_carries_is_refused(kind):
     with pytest.warns(UserWarning, match="the step reads `state` of an earlier call"):
         assert trained_without_state(run, given) == expected
     assert captures.replays == 0
+
+
+def test_a_tensor_that_the_step_replaces_by_arithmetic_is_refused_by_name():
+    model, optimizer, step = made()
+    model.count = torch.zeros(2)
+
+    def counting(x, target):
+        model.count = model.count + 1
+        return step(x, target)
+
+    run, captures = graphed(model, optimizer, counting)
+    with pytest.warns(UserWarning, match="the step reads `count` of an earlier call"):
+        trained_without_state(run, batches(WARMUPS + 2))
+    assert captures.replays == 0
+    assert model.count.tolist() == 2 * [WARMUPS + 2]
 
 
 def test_tensors_that_the_step_writes_before_it_reads_them_may_stay_in_attributes():
