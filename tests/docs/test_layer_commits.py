@@ -82,3 +82,5 @@ def test_the_page_states_which_records_of_grus_are_newer():
     assert all(row.run.commit[:10] in HALVES for row in rows if (row.dtype, row.direction) == ("tf32", TRAIN))
     first, second = sorted(HALVES)
     assert f"Training in TF32 is of commits {first} and {second}, with float16 products" in page()
+    (again,) = {row.run.commit[:10] for row in rows if row.dtype == "bf16"}
+    assert f"and bf16 was measured again at commit {again};" in page()
