@@ -246,12 +246,13 @@ GATEWISE = "gatewise"
 """The name of the layout of a `gatewise.Recurrent` with the cell of the other layout of a conversion."""
 
 
-def layout_named(layout: str | WeightLayout, argument: str = "layout") -> WeightLayout:
+def layout_named(layout: str | WeightLayout, argument: str = "layout", others: tuple[str, ...] = ()) -> WeightLayout:
     """Return a layout given by its name, or a `WeightLayout` unchanged.
 
     Args:
         layout: The name or the layout.
         argument: The argument that has it, for the error.
+        others: Further names that the argument may have, for the error.
 
     Raises:
         ArgumentError: There is no layout of this name; the message lists the known ones.
@@ -259,7 +260,7 @@ def layout_named(layout: str | WeightLayout, argument: str = "layout") -> Weight
     if isinstance(layout, WeightLayout):
         return layout
     if layout not in LAYOUTS:
-        raise ArgumentError(sentence(argument, f"one of {', '.join(LAYOUTS)}", repr(layout)))
+        raise ArgumentError(sentence(argument, f"one of {', '.join([*LAYOUTS, *others])}", repr(layout)))
     return LAYOUTS[layout]
 
 
@@ -272,7 +273,7 @@ def default_target(source: str | WeightLayout) -> str:
     if source == GATEWISE:
         advice = "It takes its cell from the layout of the target."
         raise ArgumentError(sentence("the layout of the target", "given for the source gatewise", "none", advice))
-    cell = layout_named(source, "source_layout").cell
+    cell = layout_named(source, "source_layout", (GATEWISE,)).cell
     if not in_pytorch(cell):
         return GATEWISE
     return next(name for name, layout in LAYOUTS.items() if name.startswith("torch") and layout.cell == cell)
@@ -293,8 +294,10 @@ def layouts_of_conversion(source: str | WeightLayout, target: str | WeightLayout
     if source == GATEWISE:
         target = layout_named(target, "target_layout")
         return _layout_of_gatewise(target.cell), target
-    source = layout_named(source, "source_layout")
-    target = _layout_of_gatewise(source.cell) if target == GATEWISE else layout_named(target, "target_layout")
+    source = layout_named(source, "source_layout", (GATEWISE,))
+    target = (
+        _layout_of_gatewise(source.cell) if target == GATEWISE else layout_named(target, "target_layout", (GATEWISE,))
+    )
     if source.cell != target.cell:
         known = [layout.name for layout in LAYOUTS.values() if layout.cell == source.cell]
         raise ArgumentError(

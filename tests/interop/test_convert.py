@@ -260,8 +260,8 @@ def test_directions_that_are_stacks_of_their_own_are_refused():
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("weight_hh_l0", "lstm has no weight_hh: it is truncated"),
-        ("bias_hh_l1_reverse", "lstm has no bias_hh: it is truncated"),
+        ("weight_hh_l0", "lstm has no weight_hh_l0: it is truncated"),
+        ("bias_hh_l1_reverse", "lstm has no bias_hh_l1_reverse: it is truncated"),
         ("l0", "lstm has no layer 0"),
         ("l1_reverse", "lstm has no reverse direction in layer 1"),
     ],
