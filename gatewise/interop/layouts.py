@@ -27,6 +27,8 @@ Every layout names its system in `system`. The functions that interpret the tabl
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 
 from gatewise.cells import GRU, RNN, SLSTM, Cell
 from gatewise.contract.errors import ArgumentError, sentence
@@ -323,10 +325,12 @@ def adding_to_forget(
             of each layout.
 
     Raises:
-        ArgumentError: Neither layout is of cells that add a constant.
+        ArgumentError: Neither layout is of cells that add a constant, or it is no finite number.
     """
     if constant is None:
         return source, target
+    if not isinstance(constant, numbers.Real) or not math.isfinite(constant):
+        raise ArgumentError(sentence("forget_bias", "a finite number", repr(constant)))
     if not (source.adds_to_forget or target.adds_to_forget) or GATEWISE == source.name == target.name:
         known = " and ".join(name for name, layout in LAYOUTS.items() if layout.adds_to_forget)
         expectation = f"left out for the target {target.name} and the source {source.name}"

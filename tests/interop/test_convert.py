@@ -56,8 +56,15 @@ def test_layers_are_chosen_and_put_on_each_other_in_the_order_given():
     assert len(stacked) == 8
     with pytest.raises(ArgumentError, match="the input of layer 1 of the stack` must be of 2 features"):
         convert(model, "keras", "torch", layers=["top", "bottom"], stack=True)
-    with pytest.raises(ArgumentError, match="`layer` must be one of 'top', 'bottom', 'other', got 'middle'"):
+    with pytest.raises(ArgumentError, match="`layers` must be one of 'top', 'bottom', 'other', got 'middle'"):
         convert(model, "keras", "torch", layers=["middle"])
+
+
+def test_a_layer_may_be_named_with_the_dots_of_a_state_dict():
+    model = under("encoder.lstm", torch.nn.LSTM(3, 2).state_dict())
+    model = {name.replace("/", "."): tensor for name, tensor in model.items()}
+    for name in ("encoder.lstm", "encoder/lstm"):
+        assert set(convert(model, "torch", "keras", layers=[name])) == {"kernel", "recurrent_kernel", "bias"}
 
 
 @pytest.mark.parametrize(
@@ -184,6 +191,28 @@ def test_arrays_of_any_byte_order_and_not_writable_are_read():
         array.flags.writeable = False
     tensors = convert(model, "keras", "torch")
     np.testing.assert_array_equal(tensors["weight_ih_l0"], model["kernel"].T)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (None, "`tensors` must be a mapping from names to tensors, such as a state_dict, got NoneType"),
+        ({1: torch.zeros(3)}, "`tensors` must be a mapping .*, got dict with the name 1"),
+        (
+            {"kernel": torch.zeros(3, device="meta")},
+            "`kernel` must be a tensor with numbers, got one on the device meta",
+        ),
+    ],
+)
+def test_what_has_no_names_or_no_numbers_is_refused(tensors, message):
+    with pytest.raises(ArgumentError, match=message):
+        convert(tensors, "keras", "torch")
+
+
+@pytest.mark.parametrize("constant", [float("nan"), float("inf"), "1"])
+def test_a_forget_bias_that_is_not_finite_is_refused(constant):
+    with pytest.raises(ArgumentError, match="`forget_bias` must be a finite number, got "):
+        convert(torch.nn.LSTM(3, 2).state_dict(), "torch", "tf1-basic", forget_bias=constant)
 
 
 def test_what_is_no_array_is_named():
