@@ -74,8 +74,8 @@ def run(settings: Settings, observer: Observer, ways: Sequence[Way] | None = Non
     """
     ways = [way for way in (rivals.ways() if ways is None else ways) if _wanted(way, settings.only)]
     if not ways:
-        known = ", ".join(way.name for way in rivals.ways())
-        raise ArgumentError(sentence("--way", f"part of one of: {known}", ", ".join(settings.only)))
+        known = ", ".join(repr(way.name) for way in rivals.ways())  # there are commas in names
+        raise ArgumentError(sentence("--way", f"part of one of: {known}", ", ".join(map(repr, settings.only))))
     about = Run.now(settings.device)
     records: list[Record] = []
     try:

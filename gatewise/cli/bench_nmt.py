@@ -132,7 +132,7 @@ def _ways(parts: list[str]) -> tuple[Way, ...]:
     known = ways()
     for part in parts:
         if not any(part.lower() in way.name.lower() for way in known):
-            names = ", ".join(way.name for way in known)
+            names = ", ".join(repr(way.name) for way in known)
             raise ArgumentError(sentence("--way", f"part of one of: {names}", repr(part)))
     return tuple(
         way for way in known if way.plain or not parts or any(part.lower() in way.name.lower() for part in parts)

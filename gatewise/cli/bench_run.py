@@ -78,8 +78,10 @@ def device_named(name: str) -> torch.device:
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
         raise ArgumentError(sentence("--device", "cpu, cuda or cuda:N", repr(name)))
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise ArgumentError(sentence("--device", f"cpu, or one of {torch.cuda.device_count()} GPUs", repr(name)))
+    count = torch.cuda.device_count()
+    if kind == "cuda" and int(index or 0) >= count:
+        advice = f"The GPUs here are cuda:0 to cuda:{count - 1}." if count else "No GPU was found; use cpu."
+        raise ArgumentError(sentence("--device", "one that this machine has", repr(name), advice))
     return torch.device(name)
 
 

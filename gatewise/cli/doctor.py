@@ -22,6 +22,7 @@ from gatewise.contract.errors import GatewiseError
 from gatewise.contract.kernel import Kernel
 from gatewise.contract.problem import Problem
 from gatewise.kernels import ALL
+from gatewise.selection import preference
 from gatewise.training.json_values import to_json
 
 app = typer.Typer(add_completion=False)
@@ -89,6 +90,10 @@ class Findings:
             for test in self.tests
             for dtype, what in test.failed.items()
         ]
+        try:
+            preference()
+        except GatewiseError as error:  # every call of a layer would raise it
+            found.append(str(error))
         return found
 
     def advice(self) -> list[str]:

@@ -277,9 +277,11 @@ def _claim(request: _Request, folder: RunFolder, held: contextlib.ExitStack, alo
     """Make a locked folder ready for writing, and return True; `alone` tells that there is only one process."""
     if request.overwrite:
         held.enter_context(folder.replaced())
-    if not folder.exists() and alone:  # if another process fails, the errors of this one do not say why
-        held.enter_context(_begun_or_discarded(folder))
+    new = not folder.exists()
+    # A file that gatewise did not write is refused before `_begun_or_discarded` could read it as a checkpoint.
     folder.manifest.claim(getattr(folder, name) for name in (*_FILES, *request.task.files))
+    if new and alone:  # if another process fails, the errors of this one do not say why
+        held.enter_context(_begun_or_discarded(folder))
     return True
 
 

@@ -23,11 +23,11 @@ def nmt(
 ) -> None:
     """Train an LSTM encoder and decoder with attention for translation.
 
-    Without any options, it learns to translate German dates and amounts to English, in about two minutes on
-    two CPU cores.
+    Without any options, it learns to translate German dates and amounts to
+    English, in about two minutes on two CPU cores.
 
-    Line n of one file is the translation of line n of the other. Give two files, which are split into training,
-    validation and test pairs, or all six.
+    Line n of one file is the translation of line n of the other. Give two
+    files, which are split into training, validation and test pairs, or all six.
 
     \b
     Examples:

@@ -220,16 +220,18 @@ def read_recipe(path: Path, defaults: AnyRecipe = _DEFAULTS) -> AnyRecipe:
         ArgumentError: The file is missing, is not TOML, or has an unknown key or value.
     """
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        document = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         raise ArgumentError(
             sentence("recipe", "a TOML file", f"{path}, which does not exist", "Check the path.")
         ) from None
     except (OSError, ValueError, RecursionError) as error:  # of the encoding, of TOML, or of a number
         raise ArgumentError(sentence("recipe", "a TOML file", f"{path}: {error}", "Correct the file.")) from None
-    sections = {name: section for section in _section_names(defaults) for name in _types(defaults, section)}
+    names = {name: f"{section}.{name}" for section in _section_names(defaults) for name in _types(defaults, section)}
+    # A bare name would be replaced by the option that sets it, which is not what the file has.
+    names |= {name: f"the key {name}" for name in _plain_names(defaults)}
     try:
-        with naming({name: f"{section}.{name}" for name, section in sections.items()}):
+        with naming(names):
             return overridden(defaults, dict(_leaves(document)))
     except ArgumentError as error:
         raise ArgumentError(f"{path}: {error}") from None
@@ -247,7 +249,7 @@ def overridden(recipe: AnyRecipe, values: Mapping[str, Any]) -> AnyRecipe:
     """
     sections: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
-        section, name = _place(recipe, key)
+        section, name = _place(recipe, key, value)
         kind = _types(recipe, section)[name]
         sections.setdefault(section, {})[name] = _converted(f"{section}.{name}".lstrip("."), kind, value)
     changes: dict[str, Any] = sections.pop("", {})
@@ -322,8 +324,8 @@ def _types(recipe: DataclassInstance, section: str) -> dict[str, Any]:
 _hints = functools.cache(typing.get_type_hints)
 
 
-def _place(recipe: DataclassInstance, key: str) -> tuple[str, str]:
-    """Return the section and the name of a key."""
+def _place(recipe: DataclassInstance, key: str, value: Any) -> tuple[str, str]:
+    """Return the section and the name of a key, whose value is only named in errors."""
     known = [("", name) for name in _plain_names(recipe)]
     known += [(section, name) for section in _section_names(recipe) for name in _types(recipe, section)]
     places = [place for place in known if key in (".".join(place).lstrip("."), place[1])]
@@ -335,7 +337,12 @@ def _place(recipe: DataclassInstance, key: str) -> tuple[str, str]:
         raise ArgumentError(
             f"`{key}` must name one key of the recipe, got several: {', '.join(names)}. Write the section too."
         )
-    close = difflib.get_close_matches(key, [*names, *(name for _, name in known)], n=1)
+    if key in _section_names(recipe):
+        advice = f"Name its keys, such as {next(name for name in names if name.startswith(f'{key}.'))}."
+        raise ArgumentError(sentence(key, "a section", reprlib.repr(value), advice))
+    section, _, word = key.rpartition(".")
+    elsewhere = [".".join(place).lstrip(".") for place in known if section and place[1] == word]
+    close = elsewhere or difflib.get_close_matches(key, [*names, *(name for _, name in known)], n=1)
     advice = f"Did you mean {close[0]}?" if close else f"Known sections: {', '.join(_section_names(recipe))}."
     raise ArgumentError(sentence(key, "a key of the recipe", "an unknown one", advice))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import datetime
 import math
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +20,7 @@ from gatewise.benchmarks import layer_times, shapes
 from gatewise.benchmarks.record import Run
 from gatewise.cli.bench_run import Where, device_named
 from gatewise.contract.device import Device
-from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
 from gatewise.contract.ranking import slug
 from gatewise.selection import points
 from gatewise.selection.estimate import estimated
@@ -64,6 +65,7 @@ def tune(
         raise ArgumentError(sentence("--seconds", f"from {_LEAST:g} to {_MOST:g}", f"{seconds:g}"))
     path = points.user_folder() / f"{slug(numbers.name)}.jsonl"
     check_ours(path)
+    _check_writable(path)  # before the measurement, which would be lost
     run = Run.now(where)
     record = Record(
         "tune", numbers, "gatewise tune", run.commit[:10], datetime.date.today().isoformat(), torch.__version__
@@ -76,11 +78,26 @@ def tune(
         raise typer.Exit(_INTERRUPTED)
     if not found:
         raise ArgumentError(f"No call could be measured on {numbers.name}. Run: gatewise doctor")
-    path.parent.mkdir(parents=True, exist_ok=True)
     check_ours(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(path, "\n".join(points.lines(found)) + "\n")
     points.points.cache_clear()
     typer.echo("\n".join(_known(numbers)))
+
+
+def _check_writable(path: Path) -> None:
+    """Create the folder of a file, and raise if the file cannot be written there.
+
+    Raises:
+        CheckpointError: The folder cannot be created or written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        advice = "Set GATEWISE_CACHE to a folder that can be written."
+        raise CheckpointError(f"{path} cannot be written: {error.strerror}. {advice}") from error
 
 
 def check_ours(path: Path) -> None:

@@ -36,11 +36,22 @@ def is_utf8(text: str) -> bool:
     return True
 
 
+def _add_value(error: Any, value: Any) -> None:
+    """Add the value to an error of Typer that does not have it; the version of Typer determines which do not."""
+    given = value if isinstance(value, list | tuple) else (value,)
+    if value is not None and not any(str(each) in error.message for each in given if each != ""):
+        error.message = f"{error.message.rstrip('.')}, got {', '.join(repr(each) for each in given)}."
+
+
 def _check_values(parameter: Any) -> None:
     converted = parameter.process_value
 
     def process_value(ctx: Any, value: Any) -> Any:
-        found = converted(ctx, value)
+        try:
+            found = converted(ctx, value)
+        except typer.BadParameter as error:
+            _add_value(error, value)
+            raise
         if value == "" and isinstance(found, Path):
             raise typer.BadParameter("'' is no path; the current folder is '.'.", ctx=ctx, param=parameter)
         for each in found if isinstance(found, list | tuple) else (found,):

@@ -273,7 +273,12 @@ def _read_npz(path: Path, columns: Columns, numbers: bool) -> Sequences:
     if not count or not x.size:
         raise DataError(f"{path} has no sequences: `x` is {list(x.shape)}. Give a file with data in it.")
     if lengths.shape != (count,) or lengths.dtype.kind not in "iu" or lengths.min() < 1 or lengths.max() > longest:
-        raise DataError(f"{path}: `lengths` must be {count} whole numbers from 1 to {longest}. Correct them.")
+        got = f"{lengths.dtype} {list(lengths.shape)}"
+        if lengths.size and lengths.dtype.kind in "iuf":
+            got += f" from {lengths.min()} to {lengths.max()}"
+        raise DataError(
+            f"{path}: `lengths` must be {count} whole numbers from 1 to {longest}, got {got}. Correct them."
+        )
     if x.ndim == 3:
         x = x[np.arange(longest) < lengths[:, None]]
     elif lengths.sum() != len(x):

@@ -60,8 +60,9 @@ def convert(
         New tensors. A single layer has the plain names of its layout; several layers have their own names as prefixes.
 
     Raises:
-        ArgumentError: There is no such layout; the layouts are of different cells; no tensors are in the source layout;
-            a layer does not exist, layers do not fit each other, or the names of layers to combine do not tell their
+        ArgumentError: `tensors` is no mapping from names to tensors with numbers; `forget_bias` is no finite number;
+            there is no such layout; the layouts are of different cells; no tensors are in the source layout; a layer
+            does not exist, layers do not fit each other, or the names of layers to combine do not tell their
             order; or the target layout has no place for a direction or a projection.
         CheckpointError: Some tensors of a layer are missing.
         ShapeError: The shapes of a layer's tensors do not fit each other.
@@ -79,6 +80,11 @@ def convert(
     """
     source, target = adding_to_forget(*layouts_of_conversion(source, target), forget_bias)
     target = with_heads(target, heads)
+    if not isinstance(tensors, Mapping) or not all(isinstance(name, str) for name in tensors):
+        got = type(tensors).__name__
+        if isinstance(tensors, Mapping):
+            got += f" with the name {next(name for name in tensors if not isinstance(name, str))!r}"
+        raise ArgumentError(sentence("tensors", "a mapping from names to tensors, such as a state_dict", got))
     content = Content({name: as_tensor(name, value) for name, value in tensors.items()})
     found = find_stacks(content.tensors, source, layers)
     return named_tensors(arranged(found.stacks, content, source, layers=layers, pair=pair, stack=stack), target)
@@ -126,8 +132,11 @@ def as_tensor(name: str, value: Any) -> Tensor:
     """Convert a tensor or an array to a tensor on the CPU that is detached from the autograd graph.
 
     Raises:
-        ArgumentError: The value is neither a tensor nor an array of numbers.
+        ArgumentError: The value is neither a tensor nor an array of numbers, or it is on the device "meta".
     """
+    if isinstance(value, Tensor) and value.is_meta:
+        advice = "Load the weights of the model first."
+        raise ArgumentError(sentence(name, "a tensor with numbers", "one on the device meta, which has none", advice))
     if isinstance(value, Tensor):
         return value.detach().cpu()
     try:

@@ -27,6 +27,8 @@ Every layout names its system in `system`. The functions that interpret the tabl
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 
 from gatewise.cells import GRU, RNN, SLSTM, Cell
 from gatewise.contract.errors import ArgumentError, sentence
@@ -246,12 +248,13 @@ GATEWISE = "gatewise"
 """The name of the layout of a `gatewise.Recurrent` with the cell of the other layout of a conversion."""
 
 
-def layout_named(layout: str | WeightLayout, argument: str = "layout") -> WeightLayout:
+def layout_named(layout: str | WeightLayout, argument: str = "layout", others: tuple[str, ...] = ()) -> WeightLayout:
     """Return a layout given by its name, or a `WeightLayout` unchanged.
 
     Args:
         layout: The name or the layout.
         argument: The argument that has it, for the error.
+        others: Further names that the argument may have, for the error.
 
     Raises:
         ArgumentError: There is no layout of this name; the message lists the known ones.
@@ -259,7 +262,7 @@ def layout_named(layout: str | WeightLayout, argument: str = "layout") -> Weight
     if isinstance(layout, WeightLayout):
         return layout
     if layout not in LAYOUTS:
-        raise ArgumentError(sentence(argument, f"one of {', '.join(LAYOUTS)}", repr(layout)))
+        raise ArgumentError(sentence(argument, f"one of {', '.join([*LAYOUTS, *others])}", repr(layout)))
     return LAYOUTS[layout]
 
 
@@ -272,7 +275,7 @@ def default_target(source: str | WeightLayout) -> str:
     if source == GATEWISE:
         advice = "It takes its cell from the layout of the target."
         raise ArgumentError(sentence("the layout of the target", "given for the source gatewise", "none", advice))
-    cell = layout_named(source, "source_layout").cell
+    cell = layout_named(source, "source_layout", (GATEWISE,)).cell
     if not in_pytorch(cell):
         return GATEWISE
     return next(name for name, layout in LAYOUTS.items() if name.startswith("torch") and layout.cell == cell)
@@ -293,8 +296,10 @@ def layouts_of_conversion(source: str | WeightLayout, target: str | WeightLayout
     if source == GATEWISE:
         target = layout_named(target, "target_layout")
         return _layout_of_gatewise(target.cell), target
-    source = layout_named(source, "source_layout")
-    target = _layout_of_gatewise(source.cell) if target == GATEWISE else layout_named(target, "target_layout")
+    source = layout_named(source, "source_layout", (GATEWISE,))
+    target = (
+        _layout_of_gatewise(source.cell) if target == GATEWISE else layout_named(target, "target_layout", (GATEWISE,))
+    )
     if source.cell != target.cell:
         known = [layout.name for layout in LAYOUTS.values() if layout.cell == source.cell]
         raise ArgumentError(
@@ -320,10 +325,12 @@ def adding_to_forget(
             of each layout.
 
     Raises:
-        ArgumentError: Neither layout is of cells that add a constant.
+        ArgumentError: Neither layout is of cells that add a constant, or it is no finite number.
     """
     if constant is None:
         return source, target
+    if not isinstance(constant, numbers.Real) or not math.isfinite(constant):
+        raise ArgumentError(sentence("forget_bias", "a finite number", repr(constant)))
     if not (source.adds_to_forget or target.adds_to_forget) or GATEWISE == source.name == target.name:
         known = " and ".join(name for name, layout in LAYOUTS.items() if layout.adds_to_forget)
         expectation = f"left out for the target {target.name} and the source {source.name}"

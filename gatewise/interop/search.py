@@ -84,7 +84,9 @@ def find_stacks(
             if others:
                 advice = f"The names are those of the layout {' or '.join(others)}."
                 raise ArgumentError(sentence(where, f"in the layout {layout.name}", f"no {', '.join(missing)}", advice))
-            raise CheckpointError(f"{where} has no {', '.join(missing)}: it is truncated. Take another copy.")
+            ending = layout.suffix.format(layer=place.layer, reverse="_reverse" if place.direction else "")
+            listed = ", ".join(f"{name}{ending}" for name in missing)
+            raise CheckpointError(f"{where} has no {listed}: it is truncated. Take another copy.")
         for full in members.values():
             if tensors[full].dtype not in _DTYPES:
                 # Integers are quantized, with a scale elsewhere; sums of biases would overflow.

@@ -72,13 +72,14 @@ def selected(stacks: Sequence[Stack], names: Sequence[str]) -> tuple[Stack, ...]
     Raises:
         ArgumentError: There is no stack of a name; the message lists the known names.
     """
-    known = {"/".join(stack.place): stack for stack in stacks} | {stack.name: stack for stack in stacks}
+    known = {separator.join(stack.place): stack for stack in stacks for separator in "/."}
+    known |= {stack.name: stack for stack in stacks}
     for name in names:
         if name not in known and not any(known):
-            raise ArgumentError(sentence("layer", "left out for a file whose only layer has no name", repr(name)))
+            raise ArgumentError(sentence("layers", "left out for a file whose only layer has no name", repr(name)))
         if name not in known:
             listed = ", ".join(repr(stack.name) for stack in stacks)
-            raise ArgumentError(sentence("layer", f"one of {listed}", repr(name)))
+            raise ArgumentError(sentence("layers", f"one of {listed}", repr(name)))
     return tuple(known[name] for name in names) or tuple(stacks)
 
 

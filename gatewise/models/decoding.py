@@ -138,7 +138,8 @@ def _draw(
     if temperature == 0:
         return int(logits.argmax())
     # The largest logit is subtracted before the division, which might overflow. Its own quotient would be NaN for a
-    # temperature that is zero in float32.
+    # temperature that is zero in float32, and that of a forbidden token for a temperature that is infinite there.
     scaled = ((logits - largest) / temperature).masked_fill(logits == largest, 0.0)
+    scaled = scaled.masked_fill(logits == -torch.inf, -torch.inf)
     probability = restrict(scaled, top_k, top_p).softmax(-1)
     return int(torch.multinomial(probability, 1, generator=generator))

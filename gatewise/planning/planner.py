@@ -121,7 +121,8 @@ class Planner:
             advice = f"Raise it, or lower `{batching.name}` from {batching.size:,} to {largest:,}, the most that fits."
         else:
             alone = least(self._choices(batching.smallest, batching)).peak.bytes
-            advice = f"The smallest possible batch needs {_rounded_up(alone)}: use a smaller model."
+            remedy = "use a smaller model" if budget == AUTO else "raise the budget, or use a smaller model"
+            advice = f"The smallest possible batch needs {_rounded_up(alone)}: {remedy}."
         return sentence("memory_budget", needs, got, advice)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import subprocess
 import sys
 
@@ -19,6 +20,15 @@ def test_every_command_is_there_and_fits_80_columns(gatewise, command):
     assert answer.status == 0
     assert "Usage: gatewise" in answer.out
     assert max(map(len, answer.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", ["classify", "lm", "nmt"])
+def test_sentences_of_the_help_are_not_broken_twice(gatewise, name):
+    answer = gatewise("train", name, "--help")
+    lines = [line.strip() for line in answer.out.partition("Examples:")[0].splitlines()]
+    for before, line in itertools.pairwise(lines):
+        if before and line and not before.startswith("Usage"):
+            assert len(f"{before} {line.split()[0]}") > 75, f"{before!r} ends early"
 
 
 def test_the_list_has_every_command_with_its_summary(gatewise):

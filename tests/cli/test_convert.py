@@ -121,7 +121,7 @@ def test_the_layouts_are_listed(gatewise):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["lstm.safetensors", "x.npz", "--from", "caffe"], "`--from` must be one of torch, keras,"),
+        (["lstm.safetensors", "x.npz", "--from", "caffe"], "dreamerv3-gru, gatewise, got 'caffe'"),
         (["lstm.safetensors", "x.npz", "--from", "torch", "--to", "caffe"], "`--to` must be one of torch, keras,"),
         (
             ["lstm.safetensors", "x.npz", "--from", "torch", "--pair"],

@@ -170,6 +170,14 @@ def test_settings_that_are_made_are_shown(gatewise, monkeypatch, tmp_path):
     assert json.loads(gatewise("doctor", "--no-test", "--json").out)["settings"] == {"GATEWISE_CACHE": str(tmp_path)}
 
 
+@pytest.mark.parametrize("name", ["GATEWISE_KERNEL", "GATEWISE_POLICY"])
+def test_a_setting_that_every_call_refuses_is_broken(gatewise, monkeypatch, name):
+    monkeypatch.setenv(name, "fast")
+    answer = gatewise("doctor", "--no-test")
+    assert answer.status == 1
+    assert f"`{name}` must be " in " ".join(answer.out.split())
+
+
 def test_every_extra_says_what_it_adds():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     assert environment.ADDS.keys() == declared.keys() - {"dev"}, "a new extra wants its line in ADDS"

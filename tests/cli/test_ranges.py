@@ -91,7 +91,7 @@ def test_a_name_in_a_recipe_writes_nowhere_else(gatewise, small, tmp_path):
     (tmp_path / "evil.toml").write_text('name = "../../evil"\n')
     answer = gatewise("train", "lm", *small, "--recipe", "evil.toml")
     assert answer.status == 1
-    assert "`--set name` must be a plain folder name, without / and \\, got '../../evil'." in answer.err
+    assert "`the key name` must be a plain folder name, without / and \\, got '../../evil'." in answer.err
     assert {each.name for each in tmp_path.iterdir()} == {"work", "evil.toml", "cats.txt"}
     assert not (tmp_path.parent / "evil").exists()
 
@@ -259,3 +259,20 @@ def test_explain_nmt_refuses_sizes_that_no_model_has(gatewise, words, message):
     assert answer.status == 1
     assert answer.err.startswith("error: ")
     assert message in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (("train", "lm", "--epochs", "many"), "'many'"),
+        (("train", "lm", "--learning-rate", ""), "''"),
+        (("generate", "--checkpoint", "run", "--length", 0), "0"),
+        (("bench", "lm", "--vocabulary", "many", "--vocabulary", 5), "'many'"),
+    ],
+)
+def test_an_option_that_is_no_number_or_too_small_is_named_with_its_value(gatewise, words, value):
+    answer = gatewise(*words)
+    said = " ".join(answer.err.split())
+    assert answer.status == 2
+    assert f"Invalid value for '{words[-2]}'" in said
+    assert value in said.partition("Invalid value")[2]

@@ -107,6 +107,11 @@ def test_every_value_has_a_description(recipe):
         ("epochs", "`--set` must be key=value, got 'epochs'"),
         ("epochs=3\nseed=1", "`--set` must be one key=value, got 'epochs=3\\nseed=1'. Repeat the option for each key."),
         ("epocs=3", "`epocs` must be a key of the recipe, got an unknown one. Did you mean epochs?"),
+        ("training=3", "`training` must be a section, got 3. Name its keys, such as training.epochs."),
+        (
+            "sample.epochs=3",
+            "`sample.epochs` must be a key of the recipe, got an unknown one. Did you mean training.ep",
+        ),
         ("xyzzy=3", "Known sections: text, model, training, sample, expect"),
         ("test_perplexity.x=3", "must be a key of the recipe"),
         ("epochs=many", "`training.epochs` must be an integer, got 'many'"),
@@ -137,7 +142,9 @@ def test_bad_settings_are_refused(setting, message):
             "`training.learning_rate` must be a number that a float can hold, got 99",
         ),
         (b"[trianing]\nepochs = 3", "`trianing.epochs` must be a key of the recipe"),
-        (b"training = 3", "`training` must be a key of the recipe"),
+        (b"training = 3", "`training` must be a section, got 3. Name its keys, such as training.epochs."),
+        (b"[[training]]\nepochs = 3", "`training` must be a section, got [{'epochs': 3}]. Name its keys"),
+        (b"threads = -1", "`the key threads` must be 0 or more, got -1"),
     ],
 )
 def test_bad_files_are_refused(tmp_path, content, message):
@@ -146,6 +153,17 @@ def test_bad_files_are_refused(tmp_path, content, message):
         read_recipe(tmp_path / "recipe.toml")
     assert message in str(error.value)
     assert str(tmp_path / "recipe.toml") in str(error.value)
+
+
+def test_a_key_outside_of_sections_is_named_as_in_the_file(gatewise, tmp_path):
+    (tmp_path / "recipe.toml").write_text('name = "../mine"')
+    answer = gatewise("train", "lm", "--recipe", tmp_path / "recipe.toml")
+    assert "recipe.toml: `the key name` must be a plain folder name" in " ".join(answer.err.split())
+
+
+def test_a_byte_order_mark_is_dropped(tmp_path):
+    (tmp_path / "recipe.toml").write_bytes(b"\xef\xbb\xbf[training]\nepochs = 3")
+    assert read_recipe(tmp_path / "recipe.toml").training.epochs == 3
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -40,6 +40,17 @@ def test_files_of_others_are_named_and_stay(gatewise, small, mine, option):
     assert content(mine) == before
 
 
+@pytest.mark.parametrize("option", [[], ["--overwrite"]])
+def test_a_checkpoint_of_others_is_refused_and_not_read(gatewise, small, tmp_path, option):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "checkpoint.safetensors").write_text("mine")
+    answer = gatewise("train", "lm", *small, "--output", folder, *option)
+    assert answer.status == 1
+    assert "a run's files that gatewise did not write: checkpoint.safetensors" in " ".join(answer.err.split())
+    assert content(folder) == {"checkpoint.safetensors": b"mine"}
+
+
 def test_the_folder_in_which_one_stands_is_like_any_other(gatewise, small, mine, monkeypatch):
     before = content(mine)
     monkeypatch.chdir(mine)

@@ -101,6 +101,18 @@ def test_a_file_that_gatewise_did_not_write_stays(gatewise, on_invented_gpu):
     assert on_invented_gpu.read_text() == "mine\n"
 
 
+def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_measured(
+    gatewise, on_invented_gpu, tmp_path, monkeypatch
+):
+    (tmp_path / "mine").write_text("mine\n")
+    monkeypatch.setenv("GATEWISE_CACHE", str(tmp_path / "mine"))
+    monkeypatch.setattr(layer_times, "measured", lambda *args, **options: pytest.fail("measured"))
+    answer = gatewise("tune", "--seconds", 40)
+    assert answer.status == 1
+    assert "cannot be written: Not a directory. Set GATEWISE_CACHE" in " ".join(answer.err.split())
+    assert (tmp_path / "mine").read_text() == "mine\n"
+
+
 def test_the_help_is_plain_and_narrow(gatewise):
     answer = gatewise("tune", "--help")
     assert "gatewise tune --show" in answer.out

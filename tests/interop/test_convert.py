@@ -56,8 +56,15 @@ def test_layers_are_chosen_and_put_on_each_other_in_the_order_given():
     assert len(stacked) == 8
     with pytest.raises(ArgumentError, match="the input of layer 1 of the stack` must be of 2 features"):
         convert(model, "keras", "torch", layers=["top", "bottom"], stack=True)
-    with pytest.raises(ArgumentError, match="`layer` must be one of 'top', 'bottom', 'other', got 'middle'"):
+    with pytest.raises(ArgumentError, match="`layers` must be one of 'top', 'bottom', 'other', got 'middle'"):
         convert(model, "keras", "torch", layers=["middle"])
+
+
+def test_a_layer_may_be_named_with_the_dots_of_a_state_dict():
+    model = under("encoder.lstm", torch.nn.LSTM(3, 2).state_dict())
+    model = {name.replace("/", "."): tensor for name, tensor in model.items()}
+    for name in ("encoder.lstm", "encoder/lstm"):
+        assert set(convert(model, "torch", "keras", layers=[name])) == {"kernel", "recurrent_kernel", "bias"}
 
 
 @pytest.mark.parametrize(
@@ -186,6 +193,28 @@ def test_arrays_of_any_byte_order_and_not_writable_are_read():
     np.testing.assert_array_equal(tensors["weight_ih_l0"], model["kernel"].T)
 
 
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (None, "`tensors` must be a mapping from names to tensors, such as a state_dict, got NoneType"),
+        ({1: torch.zeros(3)}, "`tensors` must be a mapping .*, got dict with the name 1"),
+        (
+            {"kernel": torch.zeros(3, device="meta")},
+            "`kernel` must be a tensor with numbers, got one on the device meta",
+        ),
+    ],
+)
+def test_what_has_no_names_or_no_numbers_is_refused(tensors, message):
+    with pytest.raises(ArgumentError, match=message):
+        convert(tensors, "keras", "torch")
+
+
+@pytest.mark.parametrize("constant", [float("nan"), float("inf"), "1"])
+def test_a_forget_bias_that_is_not_finite_is_refused(constant):
+    with pytest.raises(ArgumentError, match="`forget_bias` must be a finite number, got "):
+        convert(torch.nn.LSTM(3, 2).state_dict(), "torch", "tf1-basic", forget_bias=constant)
+
+
 def test_what_is_no_array_is_named():
     with pytest.raises(ArgumentError, match="`kernel` must be a tensor or an array of numbers, got str"):
         convert({"kernel": "no"}, "keras", "torch")
@@ -260,8 +289,8 @@ def test_directions_that_are_stacks_of_their_own_are_refused():
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("weight_hh_l0", "lstm has no weight_hh: it is truncated"),
-        ("bias_hh_l1_reverse", "lstm has no bias_hh: it is truncated"),
+        ("weight_hh_l0", "lstm has no weight_hh_l0: it is truncated"),
+        ("bias_hh_l1_reverse", "lstm has no bias_hh_l1_reverse: it is truncated"),
         ("l0", "lstm has no layer 0"),
         ("l1_reverse", "lstm has no reverse direction in layer 1"),
     ],

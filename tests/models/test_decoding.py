@@ -113,6 +113,12 @@ def test_bad_options_are_refused(options, message):
         drawn(**options)
 
 
+def test_a_temperature_that_is_infinite_in_float32_draws_every_token_that_is_allowed():
+    tokens, _ = drawn(temperature=1e300, forbidden=[2], length=100)
+    assert 2 not in tokens
+    assert len(set(tokens)) > 5
+
+
 @pytest.mark.parametrize("temperature", [1e-40, 1e-300])
 def test_a_temperature_that_is_zero_in_float32_takes_the_likeliest_token(temperature):
     assert drawn(temperature=temperature)[0] == drawn(temperature=0)[0]

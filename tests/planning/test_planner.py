@@ -85,7 +85,7 @@ def test_a_budget_that_cannot_be_met_says_the_least_that_can():
 def test_a_model_that_never_fits_is_said_not_to():
     message = refusal("100MB")
     assert "The smallest possible batch needs" in message
-    assert message.endswith("use a smaller model.")
+    assert message.endswith("raise the budget, or use a smaller model.")
 
 
 def test_a_device_that_is_too_small_is_a_budget_that_cannot_be_met():

@@ -71,7 +71,7 @@ def test_a_wrong_way_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "message"),
     [
         (["--case", "huge"], "`--case` must be one of tiny-6-5-4, tiny-best-6-5-4, got 'huge'"),
-        (["--way", "magic"], "`--way` must be part of one of: plain PyTorch, reference, nn.LSTM, .*, got 'magic'"),
+        (["--way", "magic"], "`--way` must be part of one of: 'plain PyTorch', 'reference, nn.LSTM', .*, got 'magic'"),
         (["--dtype", "fp16"], "`--dtype` must be one of tf32, bf16, fp32, got 'fp16'"),
         (["--dtype", "tf32"], "`--dtype` must be other than tf32 on a CPU, which has no TF32, got 'tf32'"),
         (
