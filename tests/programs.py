@@ -24,6 +24,7 @@ IMPORTED = (
     *("gatewise.models", "gatewise.data", "gatewise.training", "torch._dynamo", "pytest"),
     *("gatewise.cli.application", "gatewise.cli.train", "gatewise.cli.language_model_run"),
     *("gatewise.cli.classifier_run", "gatewise.cli.nmt_run", "torch.utils.tensorboard", "matplotlib.figure"),
+    *("typer._adapters", "rich.live", "safetensors.torch", "sacrebleu"),
 )
 
 

@@ -9,8 +9,6 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from gatewise.benchmarks import rivals
@@ -131,6 +129,8 @@ class LanguageModelTraining:
         if way.parallel and processes.count > 1:
             loss = data_parallel(loss, way, device)
         if way.sharded and processes.count > 1:
+            from torch.distributed.fsdp import fully_shard  # most of a second of every `gatewise bench`
+
             for part in (*model.children(), model):
                 fully_shard(part)
         if way.plain is not None:
@@ -189,7 +189,7 @@ class _PlainLoss(nn.Module):
 def _plain_step(loss_of: nn.Module, rate: float, clip: float, precision: Precision, device: torch.device) -> TrainBatch:
     weights = list(loss_of.parameters())
     # PyTorch's fused SGD takes no weights that are divided among processes.
-    fused = device.type == "cuda" and not any(isinstance(weight, DTensor) for weight in weights)
+    fused = device.type == "cuda" and not any(hasattr(weight, "full_tensor") for weight in weights)
     optimizer = torch.optim.SGD(weights, lr=rate, fused=fused, foreach=not fused)
 
     def step(batch: Window, state: Any) -> tuple[Tensor, Any]:
