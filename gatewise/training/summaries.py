@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,7 +104,9 @@ class TensorBoardSummaries:
         except OSError as error:
             # When it is closed, the writer would try again to write the values that it could not write.
             self._writer = None
+            remedy = "Free space on the disk, or make the folder writable"
+            if error.errno in (errno.EEXIST, errno.ENOTDIR):
+                remedy = "Move the file that is in the place of a folder"
             raise CheckpointError(
-                f"{self._folder} cannot be written: {error.strerror or error}. Free space on the disk, or make the "
-                "folder writable, and resume by `--resume`."
+                f"{self._folder} cannot be written: {error.strerror or error}. {remedy}, and resume by `--resume`."
             ) from error

@@ -271,6 +271,16 @@ def test_summaries_that_cannot_be_written_are_one_sentence(tmp_path, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_a_file_in_the_place_of_the_folder_of_summaries_is_named(tmp_path):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "tensorboard").write_text("mine")
+    with pytest.raises(
+        CheckpointError, match=r"tensorboard cannot be written: .*\. Move the file that is in the place"
+    ):
+        TensorBoardSummaries(tmp_path / "tensorboard").started(0, [])
+    assert (tmp_path / "tensorboard").read_text() == "mine"
+
+
 def test_a_thread_that_fails_for_another_reason_is_heard(monkeypatch):
     def fail():
         raise error
