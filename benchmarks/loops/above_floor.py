@@ -1,9 +1,9 @@
 """Where the time of the benchmark's training steps goes, beside the floor: kernels of a step, cycles of the loops.
 
     python -m benchmarks.loops.above_floor --record FILE    # needs a GPU; adds lines to FILE
-    python -m benchmarks.loops.above_floor --case ptb_large --case 50-128-512
+    python -m benchmarks.loops.above_floor --dtype tf32 --case ptb_large --case 50-128-512
 
-The shapes are those of `gatewise bench lstm` with more than one time step, on the kernel `persistent` in bfloat16. A
+The shapes are those of `gatewise bench lstm` with more than one time step, on the kernel `persistent`. A
 line of the record has the time of a training step in a CUDA graph, the time of each kernel in it, the parts of the
 floor, and the clock cycles of the phases of both loops, which another process counts (`benchmarks.loops.phases`).
 """
@@ -27,7 +27,7 @@ from gatewise.benchmarks.cases import LSTM_GRID, LSTMCase
 from gatewise.benchmarks.lstm.call import draw
 from gatewise.benchmarks.lstm.floor import Floor, Products, floor
 from gatewise.benchmarks.lstm.side import Side, gatewise_side
-from gatewise.benchmarks.precision import PRECISIONS
+from gatewise.benchmarks.precision import PRECISIONS, Precision
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.files import append_line
@@ -35,7 +35,6 @@ from gatewise.kernels.persistent.launches.builds import building, copies_of, lau
 
 CASES = {case.name: case for case in LSTM_GRID if case.time > 1}
 GATES = 4
-_PRECISION = PRECISIONS["bf16"]
 _WORKERS = 15  # threads that compile
 _ENTRY = "recurrent_"  # with the name of a pass the name of its kernel
 
@@ -56,14 +55,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--record", type=Path, help="file that lines of JSON are added to")
     parser.add_argument("--case", action="append", choices=tuple(CASES), help="a shape (all)")
+    parser.add_argument("--dtype", choices=tuple(PRECISIONS), default="bf16", help="the precision (bf16)")
     parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)  # the process with marks
     given = parser.parse_args()
     cases, device = [CASES[name] for name in given.case or CASES], torch.device("cuda", 0)
-    with _PRECISION.applied():
-        count(cases, device) if given.count else measure(cases, given.record, device)
+    precision = PRECISIONS[given.dtype]
+    with precision.applied():
+        count(cases, precision, device) if given.count else measure(cases, precision, given.record, device)
 
 
-def problem_of(case: LSTMCase) -> Problem:
+def problem_of(case: LSTMCase, precision: Precision) -> Problem:
     """Return the problem of a shape, as far as its passes depend on it."""
     sizes = case.time, case.batch, case.hidden_size, case.hidden_size
     layout = Layout.DEVICE_LENGTHS if case.ragged else Layout.DENSE
@@ -71,63 +72,61 @@ def problem_of(case: LSTMCase) -> Problem:
         *sizes,
         num_layers=case.num_layers,
         bidirectional=case.directions == 2,
-        dtype=_PRECISION.dtype,
+        dtype=precision.dtype,
         needs_grad=True,
+        allow_tf32=precision.tf32,
         layout=layout,
     )
 
 
-def side_of(case: LSTMCase, device: torch.device) -> Side:
+def side_of(case: LSTMCase, precision: Precision, device: torch.device) -> Side:
     """Return the layer of a shape with its arguments, those of `gatewise bench lstm`."""
-    side = gatewise_side(draw(case, device), _PRECISION.dtype, "persistent")
+    side = gatewise_side(draw(case, device), precision.dtype, "persistent")
     side.prepare(True)
     return side
 
 
-def count(cases: Sequence[LSTMCase], device: torch.device) -> None:
+def count(cases: Sequence[LSTMCase], precision: Precision, device: torch.device) -> None:
     """Run the passes of shapes with marks, which print what they count, with a line of JSON before each shape."""
     probed = Device.probe(device)
     with tempfile.TemporaryDirectory() as folder, counting_in(Path(folder)) as counting:
-        launches = {case: launches_of(problem_of(case), probed) for case in cases}
+        launches = {case: launches_of(problem_of(case, precision), probed) for case in cases}
         with building([launch for each in launches.values() for launch in each], _WORKERS, device):
             pass
         for index, case in enumerate(cases):
-            print_counts(index, side_of(case, device), launches[case], counting, training=True)
+            print_counts(index, side_of(case, precision, device), launches[case], counting, training=True)
 
 
-def measure(cases: Sequence[LSTMCase], record: Path | None, device: torch.device) -> None:
+def measure(cases: Sequence[LSTMCase], precision: Precision, record: Path | None, device: torch.device) -> None:
     """Time the shapes, count their cycles in another process, print a table and record both."""
-    probed, products = Device.probe(device), Products(device, _PRECISION)
-    problems = [problem_of(case) for case in cases]
+    probed, products = Device.probe(device), Products(device, precision)
+    problems = [problem_of(case, precision) for case in cases]
     needed = [each for problem in problems for each in (*launches_of(problem, probed), *copies_of(problem, probed))]
     with building(needed, _WORKERS, device):
         pass
     timed, floors = {}, {}
     for case in cases:
-        timed[case] = times_in_graph(side_of(case, device), case.time, training=True)
-        floors[case] = floor_of(case, probed, products)
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.loops.above_floor",
-        "--count",
-        *(f"--case={case.name}" for case in cases),
-    ]
+        timed[case] = times_in_graph(side_of(case, precision, device), case.time, training=True)
+        floors[case] = floor_of(case, precision, probed, products)
+    command = [sys.executable, "-m", "benchmarks.loops.above_floor", "--count", f"--dtype={precision.name}"]
+    command += [f"--case={case.name}" for case in cases]
     found = read(cases, subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout)
     for case in cases:
-        line = line_of(case, timed[case], floors[case], found.get(case, ({}, {})))
+        line = line_of(case, precision, timed[case], floors[case], found.get(case, ({}, {})))
         print(f"{case.name}: {json.dumps(line['us_a_step'])} {json.dumps(line['loops'])}", flush=True)
         if record:
             append_line(record, json.dumps(line))
 
 
-def floor_of(case: LSTMCase, device: Device, products: Products) -> Floor:
+def floor_of(case: LSTMCase, precision: Precision, device: Device, products: Products) -> Floor:
     """Return the floor of a training step of a shape."""
     tokens = draw(case, torch.device("cpu")).tokens if case.ragged else case.time * case.batch
-    return floor(case, tokens, _PRECISION, device, gates=GATES, training=True, product_seconds=products.seconds)
+    return floor(case, tokens, precision, device, gates=GATES, training=True, product_seconds=products.seconds)
 
 
-def line_of(case: LSTMCase, times: Mapping[str, float], bound: Floor, found: Found) -> dict[str, object]:
+def line_of(
+    case: LSTMCase, precision: Precision, times: Mapping[str, float], bound: Floor, found: Found
+) -> dict[str, object]:
     """Return the line of the record of a shape."""
     counts, left_out = found
     loops = {name.removeprefix(_ENTRY): time for name, time in times.items() if name.startswith(_ENTRY)}
@@ -136,7 +135,7 @@ def line_of(case: LSTMCase, times: Mapping[str, float], bound: Floor, found: Fou
     return {
         "benchmark": "above_floor",
         "case": case.name,
-        "dtype": _PRECISION.name,
+        "dtype": precision.name,
         "us_a_step": {"all": times["all"], **loops, "other kernels": round(others, 4)},
         "floor": {"loops": round(bound.loop * per_step, 4), "products": round(bound.around * per_step, 4)},
         "kernels": dict(times),

@@ -15,7 +15,7 @@ EXCHANGE, PRODUCTS = ("arrival", "stores and next loads"), ("products",)
 
 def rows():
     lines = (ROOT / "benchmarks/results/above_floor.jsonl").read_text("utf-8").splitlines()
-    newest = {row["case"]: row for row in map(json.loads, lines)}
+    newest = {row["case"]: row for row in map(json.loads, lines) if row["dtype"] == "bf16"}
     return [row for case, row in newest.items() if case not in STEPWISE and ratio(row) > 2]
 
 

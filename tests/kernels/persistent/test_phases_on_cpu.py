@@ -5,10 +5,12 @@ import ctypes
 import pytest
 import torch
 
-from benchmarks.loops import rows
+from benchmarks.loops import above_floor, rows
 from benchmarks.loops.phases import OF_EXCHANGE, OF_TOTALS, PHASES, counting_sources, counts_of
 from gatewise import testing
 from gatewise.benchmarks.cases import LSTMCase
+from gatewise.benchmarks.lstm.floor import Floor
+from gatewise.benchmarks.precision import PRECISIONS
 from gatewise.cells import LSTM, LayerNormLSTM, Regularised
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
@@ -123,3 +125,29 @@ def test_rows_are_counted_and_recorded(monkeypatch, capfd, way):
     title, *passes = rows.table({row: times}, {row: (counts, left_out)})
     assert f"4.00 us a step (1.00 of plain); {forward} 1.00, {backward} 2.50, other kernels 0.25" in title
     assert [line.partition(":")[0] for line in passes] == [forward, backward]
+
+
+def test_parts_of_the_loops_of_a_stack_are_recorded(monkeypatch, capfd):
+    sources, precision = sources_on_cpu.launch_on_cpu(monkeypatch, DEVICE), PRECISIONS["bf16"]
+    case = LSTMCase("tiny", TIME, 9, 16, num_layers=2, directions=2)
+
+    def compile_afresh(source, architecture, macros, code=None):
+        return sources.compile(source, architecture, macros, code), toolchain.Resources(32, 0, 0)
+
+    monkeypatch.setattr(toolchain, "compile_afresh", compile_afresh)
+    monkeypatch.setitem(sources_on_cpu._STATEMENTS, "%%globaltimer", "{0} = clock64()")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    above_floor.count([case], precision, torch.device("cpu"))
+    found = rows.read([case], capfd.readouterr().out)[case]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    times = {"all": 8.0, "recurrent_forward": 2.0, "recurrent_backward": 3.5, "recurrent_fit": 0.5, "a product": 1.5}
+    line = above_floor.line_of(case, precision, times, Floor(TIME * 1e-6, TIME * 2e-6), found)
+    loops = {"forward": 2.0, "backward": 3.5, "fit": 0.5}
+    assert line["us_a_step"] == {"all": 8.0, **loops, "other kernels": 1.5}
+    assert line["floor"] == {"loops": 1.0, "products": 2.0}
+    for name in ("forward", "backward"):
+        counts = found[0][name][0]
+        parts = line["loops"][name]
+        assert set(parts) == {*above_floor.PARTS, "reloads"}
+        assert abs(sum(parts[part] for part in above_floor.PARTS) - sum(counts.phases.values())) <= len(parts)
+        assert parts["arrival"] == round(counts.waits) > 0
