@@ -3,9 +3,9 @@
     python -m benchmarks.loops.above_floor --record FILE    # needs a GPU; adds lines to FILE
     python -m benchmarks.loops.above_floor --dtype tf32 --case ptb_large --case 50-128-512
 
-The shapes are those of `gatewise bench lstm` with more than one time step, on the kernel `persistent`. A
-line of the record has the time of a training step in a CUDA graph, the time of each kernel in it, the parts of the
-floor, and the clock cycles of the phases of both loops, which another process counts (`benchmarks.loops.phases`).
+The shapes are those of `gatewise bench lstm` with more than one time step, on the kernel `persistent`. A line of
+the record has the time of a training step in a CUDA graph, the time of each kernel in it, the parts of the floor, and
+the clock cycles of the phases of both loops, which another process counts (`benchmarks.loops.phases`).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from gatewise.files import append_line
 from gatewise.kernels.persistent.launches.builds import building, copies_of, launches_of
 
 CASES = {case.name: case for case in LSTM_GRID if case.time > 1}
-GATES = 4
+_GATES = 4
 _WORKERS = 15  # threads that compile
 _ENTRY = "recurrent_"  # with the name of a pass the name of its kernel
 
 PARTS = {
     "arrival": ("waits",),
-    "products": ("product", "-waits"),
+    "products": ("product",),
     "sums of blocks": ("barrier", "send", "await"),
     "cells": ("slopes", "cells"),
     "stores and next loads": ("store", "loads", "masks", "keep", "pause", "begin"),
 }
-"""Parts of a step of a loop, each the sum of the clock cycles of phases, less those with a minus sign: the waits for
-what other blocks store, loads and products that do not wait, barriers and the exchange of sums in a cluster, the
-cell's arithmetic, and stores with the loads of later steps."""
+"""Parts of a step of a loop, each with its phases: the waits for what other blocks store, loads and products without
+these waits, barriers and the exchange of sums in a cluster, the cell's arithmetic, and stores with the loads of later
+steps."""
 
 
 def main() -> None:
@@ -121,7 +121,7 @@ def measure(cases: Sequence[LSTMCase], precision: Precision, record: Path | None
 def floor_of(case: LSTMCase, precision: Precision, device: Device, products: Products) -> Floor:
     """Return the floor of a training step of a shape."""
     tokens = draw(case, torch.device("cpu")).tokens if case.ragged else case.time * case.batch
-    return floor(case, tokens, precision, device, gates=GATES, training=True, product_seconds=products.seconds)
+    return floor(case, tokens, precision, device, gates=_GATES, training=True, product_seconds=products.seconds)
 
 
 def line_of(
@@ -149,10 +149,8 @@ def line_of(
 def parts_of(counts: Counts, left_out: Sequence[str]) -> dict[str, float]:
     """Return the clock cycles of a step in each of `PARTS`; waits that had no mark are part of the products."""
     cycles = {**counts.phases, "waits": counts.waits}
-    found = {
-        part: sum(-cycles.get(name[1:], 0.0) if name.startswith("-") else cycles.get(name, 0.0) for name in names)
-        for part, names in PARTS.items()
-    }
+    found = {part: sum(cycles.get(name, 0.0) for name in names) for part, names in PARTS.items()}
+    found["products"] -= counts.waits
     if "waits" in left_out:
         del found["arrival"]
     return {part: round(cycles) for part, cycles in found.items()} | {"reloads": round(counts.reloads, 2)}

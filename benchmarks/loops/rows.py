@@ -260,7 +260,7 @@ def times_of(row: Row, device: torch.device) -> dict[str, float]:
 
 
 def times_in_graph(side: Side, steps: int, *, training: bool) -> dict[str, float]:
-    """Return what `times_of` does for a layer with its arguments, which has a number of time steps."""
+    """Return the microseconds of a time step as `times_of` does, of a layer whose call has a number of steps."""
     with torch.set_grad_enabled(training), for_cuda_graph():
         replay = captured(side.train if training else side.infer, warmups=2)
     for _ in range(3):

@@ -79,7 +79,6 @@ def tune(
     if not found:
         raise ArgumentError(f"No call could be measured on {numbers.name}. Run: gatewise doctor")
     check_ours(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(path, "\n".join(points.lines(found)) + "\n")
     points.points.cache_clear()
     typer.echo("\n".join(_known(numbers)))

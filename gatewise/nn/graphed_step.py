@@ -16,6 +16,7 @@ from gatewise.contract.capture import captured_graph, first_cause, for_cuda_grap
 from gatewise.contract.errors import ArgumentError, callers_level, sentence
 from gatewise.nn.step_reads import Kind, StepReads, obstacle
 from gatewise.nn.step_variables import (
+    Unreadable,
     Variable,
     constants,
     held_tensors,
@@ -176,15 +177,9 @@ class GraphedStep:
             return self._called(arguments, named, weights)
         with for_cuda_graph():
             kind = self._reads.kind(modules, leaves, form)
-            graph = self._graphs.get(kind)
-            if graph is not None and not graph.fits():
-                graph = None
-                del self._graphs[kind]
-                self._dropped += 1
-                if self._dropped > MOST_KINDS:
-                    self._refuse("tensors in attributes of modules, which are no buffers, are replaced again and again")
-                    return self._called(arguments, named, weights)
-            if graph is None and self._seen.get(kind, 0) >= (LATER_WARMUPS if self._graphs else WARMUPS):
+            graph = self._fitting(kind)
+            is_due = self._seen.get(kind, 0) >= (LATER_WARMUPS if self._graphs else WARMUPS)
+            if graph is None and is_due and not self.refusal:
                 graph = self._captured(kind, modules, leaves, form)
             if graph is not None:
                 return graph.replay(leaves)
@@ -197,6 +192,17 @@ class GraphedStep:
                 self._count(self._reads.kind(modules, leaves, form), kind)
                 return pytree.tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, found)
         return self._called(arguments, named, weights)
+
+    def _fitting(self, kind: Kind) -> _Graph | None:
+        """Return the graph of a kind of calls; None if there is none, or a tensor that it reads was replaced."""
+        graph = self._graphs.get(kind)
+        if graph is None or graph.fits():
+            return graph
+        del self._graphs[kind]
+        self._dropped += 1
+        if self._dropped > MOST_KINDS:
+            self._refuse("tensors in attributes of modules, which are no buffers, are replaced again and again")
+        return None
 
     def _called(self, arguments: tuple[Any, ...], named: dict[str, Any], weights: Sequence[nn.Parameter]) -> Any:
         """Call the step as it is."""
@@ -248,12 +254,12 @@ class GraphedStep:
                     )
         except Exception as error:
             _forget_gradients(weights)
-            if not isinstance(error, RuntimeError) and not self._replaced:
-                raise
             if isinstance(error, RuntimeError):
                 self._refuse(first_cause(error))
-            else:  # an operation with what stands in the place of tensors of an earlier call
+            elif Unreadable.__name__ in str(error):  # of an operation that Python or PyTorch has refused
                 self._refuse(read_of([place.name for place in self._replaced]))
+            else:
+                raise
             return None
         self._graphs[kind] = graph
         _log.info("Captured a training step as CUDA graph %d", self.graphs)

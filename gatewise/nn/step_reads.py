@@ -185,7 +185,7 @@ def _compared(name: str, value: Any) -> Hashable:
         return _plain_parts(value)
     if isinstance(value, dict):
         return (name, *value) if name in _HOOKS else ()
-    return name, id(value)
+    return name, value  # itself and not its address, which another function can have when it is gone
 
 
 def _plain_parts(given: tuple[Any, ...]) -> Hashable:
@@ -221,7 +221,7 @@ def _value(value: Any) -> Hashable:
         return value.data_ptr() if value.device.type != "cpu" else tuple(value.flatten().tolist())
     if isinstance(value, (tuple, list)):
         return tuple([_value(each) for each in value])
-    return value if type(value) in _PLAIN else id(value)
+    return value if isinstance(value, Hashable) else type(value)
 
 
 def _settings_of_pytorch() -> Hashable:

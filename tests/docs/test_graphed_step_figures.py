@@ -50,3 +50,16 @@ def test_the_page_says_what_one_thread_of_autograd_gains():
         f"with gatewise are {gains['gatewise']} as fast with it, and those with `torch.nn.LSTM` {gains['nn.LSTM']}."
         in text
     )
+
+
+def test_the_page_names_the_run_in_which_one_thread_did_not_pay():
+    text = " ".join((ROOT / "docs/how-to/replay-a-step.md").read_text("utf-8").split())
+    lines = (ROOT / "benchmarks/results/graphed_steps.jsonl").read_text("utf-8").splitlines()
+    found = [row["seconds"] for row in map(json.loads, lines) if row["case"] == "ptb_large"]
+    first, _ = (own for own in found if "gatewise, one thread" in own)
+    gains = [
+        first[f"{layer}, called"]["median"] / first[f"{layer}, one thread"]["median"]
+        for layer in ("gatewise", "nn.LSTM")
+    ]
+    told = "the language model was {:.2f} times as fast with gatewise, and {:.2f} times with `torch.nn.LSTM`."
+    assert told.format(*gains) in text

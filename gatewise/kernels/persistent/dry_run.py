@@ -22,6 +22,8 @@ from gatewise.kernels.persistent.schedules.schedule import layer_passes
 from gatewise.kernels.persistent.sizes.memory import is_laid_out
 from gatewise.kernels.persistent.sizes.step import carried_size
 
+Kept = tuple[TensorSpec, ...]
+
 _TYPICAL_SIZE = 64  # of calls in place of those whose numbers of steps or sequences are symbols
 
 
@@ -44,27 +46,22 @@ def memory_of(problem: Problem, device: Device) -> Memory:
     return _memory_of(problem, device)
 
 
-def kept_of(problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
+def kept_of(problem: Problem, device: Device) -> Kept:
     """Return the tensors that the forward pass of a call keeps, with symbols in their sizes if the problem has any.
 
     While `torch.compile` traces a graph for any number of steps or sequences, T or B is a symbol. No dry run takes
     symbols, and none is needed: every size of a kept tensor is `a + b T + c B + d T B` with integers that do not depend
     on T and B, and those follow from dry runs for two values of each.
     """
-    times, batches = _two_values(problem.time), _two_values(problem.batch)
-    if not (times[1:] or batches[1:]):
+    if isinstance(problem.time, int) and isinstance(problem.batch, int):
         return memory_of(problem, device).kept
-    found = [[memory_of(problem.replace(time=t, batch=b), device).kept for b in batches] for t in times]
-    sizes = [[[spec.shape for spec in kept] for kept in row] for row in found]
-    symbolic = []
-    for number, spec in enumerate(found[0][0]):
-        shape = []
-        for dim in range(len(spec.shape)):
-            of_time = [[own[number][dim] for own in row] for row in sizes]
-            of_batch = [_line(times, column, problem.time) for column in zip(*of_time, strict=True)]
-            shape.append(_line(batches, of_batch, problem.batch))
-        symbolic.append(spec._replace(shape=tuple(shape)))
-    return tuple(symbolic)
+    times, batches = _two_values(problem.time), _two_values(problem.batch)
+
+    def at(time: int) -> Kept:
+        found = [memory_of(problem.replace(time=time, batch=batch), device).kept for batch in batches]
+        return _on_line(batches, found, problem.batch)
+
+    return _on_line(times, [at(time) for time in times], problem.time)
 
 
 def _two_values(size: int) -> tuple[int, ...]:
@@ -72,12 +69,22 @@ def _two_values(size: int) -> tuple[int, ...]:
     return (size,) if isinstance(size, int) else (_TYPICAL_SIZE, _TYPICAL_SIZE + 1)
 
 
-def _line(at: Sequence[int], values: Sequence[int], size: int) -> int:
-    """Return the value for a size of the linear function that has values at two numbers, or at a single one."""
-    if len(at) == 1:
-        return values[0]
-    slope = values[1] - values[0]
-    return values[0] - at[0] * slope + slope * size
+def _on_line(places: Sequence[int], found: Sequence[Kept], size: int) -> Kept:
+    """Return kept tensors whose sizes are the linear functions of `size` that have the sizes found at two places."""
+    if len(places) == 1:
+        return found[0]
+    place, (first, second) = places[0], found
+
+    def between(one: int, other: int) -> int:
+        slope = other - one
+        return one - place * slope + slope * size
+
+    return tuple(
+        [
+            own._replace(shape=tuple(map(between, own.shape, other.shape)))
+            for own, other in zip(first, second, strict=True)
+        ]
+    )
 
 
 @functools.lru_cache(maxsize=4096)
