@@ -27,7 +27,7 @@ from gatewise.benchmarks.cases import LSTM_GRID, LSTMCase
 from gatewise.benchmarks.lstm.call import draw
 from gatewise.benchmarks.lstm.floor import Floor, Products, floor
 from gatewise.benchmarks.lstm.side import Side, gatewise_side
-from gatewise.benchmarks.precision import PRECISIONS, Precision
+from gatewise.benchmarks.precision import LAYER_PRECISIONS, Precision
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.files import append_line
@@ -55,11 +55,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--record", type=Path, help="file that lines of JSON are added to")
     parser.add_argument("--case", action="append", choices=tuple(CASES), help="a shape (all)")
-    parser.add_argument("--dtype", choices=tuple(PRECISIONS), default="bf16", help="the precision (bf16)")
+    parser.add_argument("--dtype", choices=tuple(LAYER_PRECISIONS), default="bf16", help="the precision (bf16)")
     parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)  # the process with marks
     given = parser.parse_args()
     cases, device = [CASES[name] for name in given.case or CASES], torch.device("cuda", 0)
-    precision = PRECISIONS[given.dtype]
+    precision = LAYER_PRECISIONS[given.dtype]
     with precision.applied():
         count(cases, precision, device) if given.count else measure(cases, precision, given.record, device)
 

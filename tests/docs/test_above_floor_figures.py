@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.loops.above_floor import PARTS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/kernel-internals.md").read_text("utf-8")
+TEXT = " ".join(PAGE.split())
+MODES = "bf16", "fp16"
 STEPWISE = ("50-256-1024", "50-512-1024", "100-64-2048")  # in a CUDA graph these run on the kernel `stepwise`
 EXCHANGE, PRODUCTS = ("arrival", "stores and next loads"), ("products",)
 
 
-def rows():
+def measured(dtype):
     lines = (ROOT / "benchmarks/results/above_floor.jsonl").read_text("utf-8").splitlines()
-    newest = {row["case"]: row for row in map(json.loads, lines) if row["dtype"] == "bf16"}
-    return [row for case, row in newest.items() if case not in STEPWISE and ratio(row) > 2]
+    newest = {row["case"]: row for row in map(json.loads, lines) if row["dtype"] == dtype}
+    return {case: row for case, row in newest.items() if case not in STEPWISE}
+
+
+def rows(dtype="bf16"):
+    return [row for row in measured(dtype).values() if ratio(row) > 2]
 
 
 def floor(row):
@@ -43,12 +51,26 @@ def line_of(row):
     return f"| {row['case']} | {' | '.join([*(f'{number:.1f}' for number in numbers), *of_loops])} |"
 
 
-def test_the_table_is_that_of_the_newest_records():
-    block = PAGE.split("<!-- figures: above_floor -->\n")[1].split("<!-- /figures: above_floor -->")[0]
-    assert block.splitlines()[2:] == [line_of(row) for row in rows()]
+@pytest.mark.parametrize("dtype", ["bf16", "tf32"])
+def test_the_table_is_that_of_the_newest_records(dtype):
+    block = PAGE.split(f"<!-- figures: above_floor {dtype} -->\n")[1].split("<!-- /figures: above_floor -->")[0]
+    assert block.splitlines()[2:] == [line_of(row) for row in rows(dtype)]
+
+
+def test_float16_beside_bfloat16():
+    times = {dtype: {case: row["us_a_step"]["all"] for case, row in measured(dtype).items()} for dtype in MODES}
+    ratios = [times["fp16"][case] / time for case, time in times["bf16"].items()]
+    assert f"In float16 a step takes {min(ratios):.2f} to {max(ratios):.2f} of the time in bfloat16" in TEXT
+    assert {row["case"] for row in rows("bf16")} - {row["case"] for row in rows("fp16")} == {"100-64-512"}
+
+
+def test_halved_factors_of_the_large_language_model():
+    (large,) = (row for row in rows("tf32") if row["case"] == "ptb_large")
+    halved = sum(time for name, time in large["us_a_step"].items() if name.startswith("half_"))
+    assert f"with 1500 units {halved:.1f} of {large['us_a_step']['all']:.1f} us" in TEXT
 
 
 def test_padding_of_the_large_language_model():
     (large,) = (row for row in rows() if row["case"] == "ptb_large")
     copies = large["us_a_step"]["fit"] + large["us_a_step"]["operands"]
-    assert f"these copies take {copies:.1f} of {large['us_a_step']['all']:.1f} us" in " ".join(PAGE.split())
+    assert f"these copies take {copies:.1f} of {large['us_a_step']['all']:.1f} us" in TEXT
