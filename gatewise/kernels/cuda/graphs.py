@@ -11,7 +11,7 @@ stale if anything that the arguments depend on had changed. The following rules 
 
 | possible change | protection |
 |---|---|
-| the address of a tensor | the addresses of all tensors are part of the key of a graph |
+| the address of a tensor | the addresses of all tensors that a graph has no memory for are part of its key |
 | the values of a tensor | a graph reads memory when it is launched |
 | shapes, strides, dtypes, options | each kind of call has its own `Replays`, and its tensors are contiguous |
 | the order on a stream | the stream is part of the key |
@@ -30,26 +30,31 @@ import functools
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
 
 from gatewise.contract.errors import GatewiseError
 from gatewise.kernels.cuda import driver
+from gatewise.kernels.cuda.static_tensors import CallTensors, StaticTensors, can_be_static, in_static_memory
 
 _MOST_REMEMBERED = 1024  # calls with other addresses, as of a loop over time with one call for each step
 _MOST_STREAMS = 4  # in addition to the default stream
 _FREELY = 8  # captures of a kind of call that are free
 _REPLAYS_PER_CAPTURE = 1  # before each further one, so that loops of n calls are recorded in log2(n) iterations
 _MOST_FAILURES = 3
+_MOST_STATIC_GRAPHS = 2  # of a kind of call: of two streams, or of two sets of large tensors
 _DEFAULT_STREAM = 0
 
 _log = logging.getLogger(__name__)
 
 
-class Graphs:
+Captured = TypeVar("Captured")
+
+
+class Graphs(Generic[Captured]):
     """A least-recently-used cache of captured graphs, by key.
 
     Args:
@@ -58,16 +63,16 @@ class Graphs:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._by_key: OrderedDict[Hashable, driver.Graph] = OrderedDict()
+        self._by_key: OrderedDict[Hashable, Captured] = OrderedDict()
 
-    def get(self, key: Hashable) -> driver.Graph | None:
+    def get(self, key: Hashable) -> Captured | None:
         """Return the graph of a key and mark it as used; None if there is none."""
         found = self._by_key.get(key)
         if found is not None:
             self._by_key.move_to_end(key)
         return found
 
-    def add(self, key: Hashable, graph: driver.Graph) -> None:
+    def add(self, key: Hashable, graph: Captured) -> None:
         """Add a graph, and discard the least recently used one if there are too many."""
         self._by_key[key] = graph
         if len(self._by_key) > self._most:
@@ -78,11 +83,31 @@ class Graphs:
         self._by_key.clear()
 
 
+class StaticGraph(NamedTuple):
+    """A graph with memory of its own in place of the small tensors of the calls that replay it.
+
+    Attributes:
+        graph: The graph.
+        statics: The memory.
+    """
+
+    graph: driver.Graph
+    statics: StaticTensors
+
+    def launch(self, tensors: CallTensors, stream: int, device: torch.device) -> None:
+        """Launch the graph for a call, between the copies of its small tensors."""
+        self.statics.copy_in(tensors)
+        self.graph.launch(stream, device)
+        self.statics.copy_out(tensors)
+
+
 class Replays:
     """The captured graphs of one kind of call.
 
     Args:
         most_graphs: The largest number of graphs that are kept; 0 to capture none.
+        patience: The number of calls that are not replayed, although large tensors stay where they are, after which a
+            graph has memory of its own for small ones.
 
     Attributes:
         scratch_bytes: The workspace of a call in bytes; None before the first call.
@@ -90,52 +115,71 @@ class Replays:
         replayed: The number of replays.
     """
 
-    def __init__(self, most_graphs: int) -> None:
+    def __init__(self, most_graphs: int, patience: int) -> None:
         self.scratch_bytes: int | None = None
         self.recorded = 0
         self.replayed = 0
         self._records = most_graphs > 0
         self._failures = 0
         self._lock = threading.Lock()  # several threads may call, and a graph must not be launched by two at once
-        self._graphs = Graphs(most_graphs)
+        self._graphs: Graphs[driver.Graph] = Graphs(most_graphs)
         self._seen: OrderedDict[Hashable, bool] = OrderedDict()
+        self._static_graphs: Graphs[StaticGraph] = Graphs(_MOST_STATIC_GRAPHS)
+        self._patience = patience
+        self._issued: OrderedDict[Hashable, int] = OrderedDict()
 
     def play(
         self,
         settings: tuple[object, ...],
-        tensors: Sequence[Tensor | None],
+        tensors: CallTensors,
         device: torch.device,
-        issue: Callable[[], None],
+        issue: Callable[[CallTensors], None],
     ) -> None:
         """Run a call on the current stream: replay its graph, or issue its launches and possibly capture them.
 
-        A call is captured when it occurs for the second time with the same addresses and settings.
+        A call is captured when it occurs for the second time with the same addresses and settings, or, with memory for
+        its small tensors, when it has occurred many times with other addresses of these alone.
 
         Args:
             settings: Everything that the work depends on besides its tensors.
-            tensors: All tensors that the work reads or writes, contiguous, always in the same number and order.
+            tensors: All tensors that the work reads or writes.
             device: The device of the work, which must be current.
-            issue: The function that launches the work. It must not allocate or synchronize, and must launch the same
-                work each time.
+            issue: The function that launches the work on tensors of these sizes. It must not allocate or synchronize,
+                and must launch the same work each time.
         """
         if not self._records or torch.cuda.is_current_stream_capturing():
-            issue()
+            issue(tensors)
             return
-        stream = driver.current_stream(device)
-        key = (stream, *settings, *[0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+        stream, (read, written, scratch) = driver.current_stream(device), tensors
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (*read, *written)]
+        key = (stream, *settings, scratch.data_ptr(), *addresses)
         with self._lock:
             graph = self._graphs.get(key)
             if graph is not None:
                 self.replayed += 1
                 graph.launch(stream, device)
                 return
-            comes_back = self._comes_back(key)
-        if not (comes_back and self._recorded(key, stream, device, issue)):
-            issue()
+            key_of_large = (stream, *settings, *tensors.without_small())
+            static_graph = self._static_graphs.get(key_of_large)
+            if static_graph is not None:
+                self.replayed += 1
+                static_graph.launch(tensors, stream, device)
+                return
+            comes_back, moves = self._comes_back(key), self._moves(key_of_large)
+        if moves and self._recorded_static(key_of_large, tensors, stream, device, issue):
+            return
+        if comes_back and self._recorded(key, stream, device, lambda: issue(tensors)):
+            return
+        issue(tensors)
+
+    @property
+    def _is_worthwhile(self) -> bool:
+        """Whether the captures so far are replayed often enough to make further ones."""
+        rarely = self.replayed < _REPLAYS_PER_CAPTURE * (self.recorded - _FREELY)
+        return self._failures < _MOST_FAILURES and not rarely
 
     def _comes_back(self, key: Hashable) -> bool:
-        rarely = self.replayed < _REPLAYS_PER_CAPTURE * (self.recorded - _FREELY)
-        if self._failures >= _MOST_FAILURES or rarely:
+        if not self._is_worthwhile:
             return False
         if self._seen.pop(key, False):
             return True
@@ -144,20 +188,66 @@ class Replays:
             self._seen.popitem(last=False)
         return False
 
+    def _moves(self, key: Hashable) -> bool:
+        """Whether many calls with the same large tensors were issued, because small ones had other addresses."""
+        if self._failures >= _MOST_FAILURES:
+            return False
+        issued = self._issued[key] = self._issued.pop(key, 0) + 1
+        if len(self._issued) > _MOST_REMEMBERED:
+            self._issued.popitem(last=False)
+        return issued > self._patience
+
     def _recorded(self, key: Hashable, stream: int, device: torch.device, issue: Callable[[], None]) -> bool:
         """Capture the work and launch its graph; return False if it cannot be captured."""
+        graph = self._captured(stream, device, issue)
+        if graph is None:
+            return False
+        with self._lock:
+            self._graphs.add(key, graph)
+            graph.launch(stream, device)
+        return True
+
+    def _recorded_static(
+        self,
+        key: Hashable,
+        tensors: CallTensors,
+        stream: int,
+        device: torch.device,
+        issue: Callable[[CallTensors], None],
+    ) -> bool:
+        """Do the same as `_recorded`, with memory of the graph in place of small tensors."""
+        moved = self._in_static_memory(tensors)
+        graph = moved and self._captured(stream, device, lambda: issue(moved))
+        if moved is None or graph is None:
+            return False
+        static_graph = StaticGraph(graph, StaticTensors(tensors, moved))
+        with self._lock:
+            self._static_graphs.add(key, static_graph)
+            self._issued.pop(key, None)
+            static_graph.launch(tensors, stream, device)
+        return True
+
+    def _in_static_memory(self, tensors: CallTensors) -> CallTensors | None:
+        try:
+            if can_be_static(tensors):
+                return in_static_memory(tensors)
+        except torch.OutOfMemoryError:
+            pass
+        with self._lock:
+            self._failures += 1
+        return None
+
+    def _captured(self, stream: int, device: torch.device, issue: Callable[[], None]) -> driver.Graph | None:
         capture_stream = capture_streams(device.index).of(stream)
         if capture_stream is None:
-            return False
+            return None
         graph = capture_stream.record(issue)
         with self._lock:
             if graph is None:
                 self._failures += 1
-                return False
-            self.recorded += 1
-            self._graphs.add(key, graph)
-            graph.launch(stream, device)
-        return True
+            else:
+                self.recorded += 1
+        return graph
 
 
 class CaptureStream:

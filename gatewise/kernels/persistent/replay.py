@@ -8,8 +8,8 @@ which problems this is done.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.cuda.allocations import counting_scratch, run_dry
 from gatewise.kernels.cuda.graphs import Replays, product_settings
 from gatewise.kernels.cuda.scratch import Scratch
+from gatewise.kernels.cuda.static_tensors import CallTensors
 from gatewise.kernels.persistent import buffers, launches
 from gatewise.kernels.persistent.buffers import order_of, order_of_outputs
 from gatewise.kernels.persistent.launches import Tokens
@@ -31,10 +32,12 @@ from gatewise.kernels.persistent.sizes.step import carried_size, carries_hidden,
 from gatewise.kernels.stack import LayerGradients
 
 _ALL = Needs()
-_MOST_GRAPHS = 16  # of a problem: in loops that carry a state, addresses repeat every few iterations
+_MOST_GRAPHS = 16  # of a problem: in some loops that carry a state, addresses repeat every few iterations
+_PATIENCE = 8  # in others they do not repeat
 # Of a problem with one step. Calls in a loop over time, such as those of a policy in reinforcement learning, all have
-# their own addresses, which come back when the loop begins again. Each graph has a few small nodes.
-_MOST_GRAPHS_OF_A_STEP = 512
+# their own addresses, which come back when the loop begins again. Each graph has a few small nodes, beside which copies
+# of small tensors take long.
+_MOST_GRAPHS_OF_A_STEP, _PATIENCE_OF_A_STEP = 512, 1024
 
 # The methods `forward` and `backward` are the CPU's share of a replayed call: each Python call and each operator shows
 # in its time, the more so where caches have gone cold since the last call.
@@ -92,15 +95,16 @@ class Stack(NamedTuple):
         h_n, c_n = x.new_empty(*self.hidden), x.new_empty(*self.cell)
         # One allocation holds all of it, so that it is freed at once, and its address is read once.
         kept = (x.new_empty(self.kept_bytes, dtype=torch.uint8),) if problem.needs_grad else ()
-        result = Result(y, h_n, c_n, kept)
         _play(
             replays,
             x,
-            (*weights, x, h0, c0, lengths, resets, *masks, y, h_n, c_n, *kept),
-            issue_forward,
-            (problem, inputs, result, tokens),
+            (*weights, x, h0, c0, lengths, resets, *masks),
+            (y, h_n, c_n, *kept),
+            lambda read, written, scratch: issue_forward(
+                problem, _reading(inputs, read), _writing(written), tokens, scratch
+            ),
         )
-        return result
+        return Result(y, h_n, c_n, kept)
 
     def backward(self, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs) -> InputGradients:
         """Compute the gradients of the inputs."""
@@ -128,9 +132,11 @@ class Stack(NamedTuple):
         _play(
             replays,
             x,
-            (*weights, x, h0, c0, lengths, resets, *masks, y, *result.kept, *above, *into),
-            issue_backward,
-            (problem, inputs, result, above, into, tokens),
+            (*weights, x, h0, c0, lengths, resets, *masks, y, *result.kept, *above),
+            into,
+            lambda read, written, scratch: issue_backward(
+                problem, *_reading_results(inputs, result, read), written, tokens, scratch
+            ),
         )
         _, dh0, dc0, buffer = into
         if buffer is None:
@@ -187,9 +193,10 @@ def count_kept(problem: Problem) -> int:
 @functools.lru_cache(maxsize=256)
 def _replays(name: str, problem: Problem, orders: bool | tuple[bool, ...], needs: Needs) -> Replays:
     """Return the recordings of one kind of call, which the arguments identify."""
-    most = _MOST_GRAPHS_OF_A_STEP if problem.time == 1 else _MOST_GRAPHS
+    single = problem.time == 1
+    most, patience = (_MOST_GRAPHS_OF_A_STEP, _PATIENCE_OF_A_STEP) if single else (_MOST_GRAPHS, _PATIENCE)
     # Calls that warm up for the capture of a graph by the caller are not worth recording.
-    return Replays(most_graphs=0 if problem.captured else most)
+    return Replays(0 if problem.captured else most, patience)
 
 
 def _orders(problem: Problem, tokens: Tokens, *tensors: Tensor | None) -> bool | tuple[bool, ...]:
@@ -209,28 +216,51 @@ def _contiguous(problem: Problem, inputs: Inputs, tokens: Tokens) -> Inputs:
     return Inputs(x, h0.contiguous(), c0.contiguous(), weights, lengths, None, masks, resets)
 
 
+def _reading(inputs: Inputs, read: Sequence[Any]) -> Inputs:
+    """Return inputs with the tensors that a forward pass reads, in the order in which `Stack.forward` lists them."""
+    count = len(inputs.weights)
+    x, h0, c0, lengths, resets, *masks = read[count:]
+    return Inputs(x, h0, c0, tuple(read[:count]), lengths, None, tuple(masks), resets)
+
+
+def _writing(written: Sequence[Any]) -> Result:
+    """Return results with the tensors that a forward pass writes, in the order in which `Stack.forward` lists them."""
+    y, h_n, c_n, *kept = written
+    return Result(y, h_n, c_n, tuple(kept))
+
+
+def _reading_results(inputs: Inputs, result: Result, read: Sequence[Any]) -> tuple[Inputs, Result, OutputGradients]:
+    """Return what a backward pass reads, with tensors in the order in which `Stack.backward` lists them."""
+    count = len(read) - len(OutputGradients._fields)
+    first = count - len(result.kept) - 1
+    y, *kept = read[first:count]
+    return _reading(inputs, read[:first]), result._replace(y=y, kept=tuple(kept)), OutputGradients(*read[count:])
+
+
 def _play(
     replays: Replays,
     like: Tensor,
-    tensors: tuple[Tensor | None, ...],
-    issue: Callable[..., None],
-    arguments: tuple[object, ...],
+    read: tuple[Tensor | None, ...],
+    written: tuple[Tensor | None, ...],
+    issue: Callable[[Sequence[Any], Sequence[Any], Scratch], None],
 ) -> None:
-    """Call `issue` with arguments and scratch memory, or replay the launches of an earlier call."""
+    """Call `issue` with tensors to read and to write and scratch memory, or replay the launches of an earlier call."""
     device = like.device
     if device.index != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
-            _play(replays, like, tensors, issue, arguments)
+            _play(replays, like, read, written, issue)
         return
     launches.raise_if_given_up(device.index)
     size = replays.scratch_bytes
     if size is None:
         scratch = Scratch(like)
-        issue(*arguments, scratch)
+        issue(read, written, scratch)
         replays.scratch_bytes = scratch.needed
         return
-    room = like.new_empty(size, dtype=torch.uint8)
-    replays.play(product_settings(), (*tensors, room), device, lambda: issue(*arguments, Scratch(like, room)))
+    tensors = CallTensors(read, written, like.new_empty(size, dtype=torch.uint8))
+    replays.play(
+        product_settings(), tensors, device, lambda own: issue(own.read, own.written, Scratch(like, own.scratch))
+    )
 
 
 def issue_forward(problem: Problem, inputs: Inputs, result: Result, tokens: Tokens, scratch: Scratch) -> None:
@@ -278,7 +308,7 @@ def issue_backward(
     inputs: Inputs,
     result: Result,
     above: OutputGradients,
-    into: tuple[Tensor | None, ...],
+    into: Sequence[Tensor | None],
     tokens: Tokens,
     scratch: Scratch,
 ) -> None:

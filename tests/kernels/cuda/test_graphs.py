@@ -1,11 +1,17 @@
 """Graphs are replayed for calls with the same addresses, stream and settings, and only for these."""
 
 import threading
+import weakref
 
 import pytest
 import torch
 
-from gatewise.kernels.cuda import driver, graphs
+from gatewise.kernels.cuda import driver, graphs, static_tensors
+from gatewise.kernels.cuda.static_tensors import CallTensors
+from tests.kernels.copies import copy_on_cpu
+
+LARGE = 2**17 + 1  # values, which take more than 1 MiB
+SCRATCH = torch.empty(2 * LARGE, dtype=torch.float64)
 
 
 class CaptureStream:
@@ -15,17 +21,21 @@ class CaptureStream:
 
     def __init__(self):
         self.asked = 0
+        self.graphs = []
 
     def of(self, stream):
         return self
 
     def record(self, issue):
         self.asked += 1
-        return Graph(issue) if self.can_record else None
+        if not self.can_record:
+            return None
+        self.graphs.append(Graph(issue))
+        return self.graphs[-1]
 
 
 class Graph:
-    """A stand-in for `driver.Graph` that lists the launches it replays."""
+    """A stand-in for `driver.Graph`: it replays launches."""
 
     def __init__(self, issue):
         self._issue = issue
@@ -40,18 +50,28 @@ def stream(monkeypatch):
     monkeypatch.setattr(graphs, "capture_streams", lambda index: found)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(driver, "current_stream", lambda device: 0)
+    copy_on_cpu(monkeypatch)
     return found
 
 
-def new():
-    return torch.empty(8, dtype=torch.float64)
+def new(size=8):
+    return torch.empty(size, dtype=torch.float64)
 
 
-def call(replays, x, y, settings=()):
+def add_one(tensors):
+    """The work of a call: the first half of the scratch memory is x + 1, and so is y."""
+    (x, _), (y,), scratch = tensors
+    torch.add(x, 1, out=scratch[: len(x)])
+    y.copy_(scratch[: len(x)])
+
+
+def call(replays, x, y, settings=(), scratch=SCRATCH):
     x.normal_()
     y.zero_()
-    replays.play(settings, (x, None, y), torch.device("cuda", 0), lambda: y.copy_(x + 1))
-    assert torch.equal(y, x + 1)
+    given = x.clone()
+    replays.play(settings, CallTensors((x, None), (y,), scratch), torch.device("cuda", 0), add_one)
+    assert torch.equal(y, given + 1)
+    assert torch.equal(x, given)
 
 
 def counts(replays):
@@ -59,14 +79,14 @@ def counts(replays):
 
 
 def test_the_same_addresses_are_replayed_from_the_third_call_on(stream):
-    replays, x, y = graphs.Replays(16), new(), new()
+    replays, x, y = graphs.Replays(16, 1000), new(), new()
     for expected in ((0, 0), (1, 0), (1, 1), (1, 2)):
         call(replays, x, y)
         assert counts(replays) == expected
 
 
 def test_new_addresses_are_launched(stream):
-    replays, held = graphs.Replays(16), []
+    replays, held = graphs.Replays(16, 1000), []
     for _ in range(20):
         held.append((new(), new()))
         call(replays, *held[-1])
@@ -74,7 +94,7 @@ def test_new_addresses_are_launched(stream):
 
 
 def test_settings_are_part_of_the_key(stream):
-    replays, x, y = graphs.Replays(16), new(), new()
+    replays, x, y = graphs.Replays(16, 1000), new(), new()
     for _ in range(4):
         call(replays, x, y)
     before = counts(replays)
@@ -83,7 +103,7 @@ def test_settings_are_part_of_the_key(stream):
 
 
 def test_the_least_recently_used_graph_is_discarded(stream):
-    replays = graphs.Replays(2)
+    replays = graphs.Replays(2, 1000)
     first, second, third = [(new(), new()) for _ in range(3)]
     for pair in (first, second):
         for _ in range(3):
@@ -100,7 +120,7 @@ def test_the_least_recently_used_graph_is_discarded(stream):
 
 def test_work_that_cannot_be_captured_is_launched(stream):
     stream.can_record = False
-    replays, x, y = graphs.Replays(16), new(), new()
+    replays, x, y = graphs.Replays(16, 1000), new(), new()
     for _ in range(20):
         call(replays, x, y)
     assert counts(replays) == (0, 0)
@@ -108,7 +128,7 @@ def test_work_that_cannot_be_captured_is_launched(stream):
 
 
 def test_the_stream_is_part_of_the_key(stream, monkeypatch):
-    replays, x, y = graphs.Replays(16), new(), new()
+    replays, x, y = graphs.Replays(16, 1000), new(), new()
     for _ in range(4):
         call(replays, x, y)
     before = counts(replays)
@@ -118,7 +138,7 @@ def test_the_stream_is_part_of_the_key(stream, monkeypatch):
 
 
 def test_in_a_capture_of_the_caller_the_work_is_launched(stream, monkeypatch):
-    replays, x, y = graphs.Replays(16), new(), new()
+    replays, x, y = graphs.Replays(16, 1000), new(), new()
     for _ in range(4):
         call(replays, x, y)
     before = counts(replays)
@@ -128,20 +148,20 @@ def test_in_a_capture_of_the_caller_the_work_is_launched(stream, monkeypatch):
 
 
 def test_with_no_graphs_allowed_all_work_is_launched(stream):
-    replays, x, y = graphs.Replays(0), new(), new()
+    replays, x, y = graphs.Replays(0, 1000), new(), new()
     for _ in range(4):
         call(replays, x, y)
     assert stream.asked == 0
 
 
 def test_threads_may_call_at_the_same_time(stream):
-    replays, failures = graphs.Replays(16), []
+    replays, failures = graphs.Replays(16, 1000), []
 
     def work():
-        x, y = new(), new()
+        x, y, scratch = new(), new(), new()
         try:
             for _ in range(100):
-                call(replays, x, y)
+                call(replays, x, y, scratch=scratch)
         except AssertionError as error:
             failures.append(error)
 
@@ -155,7 +175,7 @@ def test_threads_may_call_at_the_same_time(stream):
 
 
 def test_a_loop_of_many_addresses_is_replayed_when_it_comes_back(stream):
-    replays, held = graphs.Replays(512), [(new(), new()) for _ in range(100)]
+    replays, held = graphs.Replays(512, 1000), [(new(), new()) for _ in range(100)]
     replayed = []
     for _ in range(12):
         for pair in held:
@@ -163,3 +183,168 @@ def test_a_loop_of_many_addresses_is_replayed_when_it_comes_back(stream):
         replayed.append(replays.replayed - sum(replayed))
     assert replayed[:2] == [0, 0]
     assert replayed[-1] == len(held)  # each capture but the first few waits for a replay
+
+
+def test_calls_whose_small_tensors_move_are_replayed_with_memory_of_the_graph(stream):
+    replays, held = graphs.Replays(16, 8), []
+    for index in range(20):
+        held.append((new(), new()))
+        call(replays, *held[-1])
+        assert counts(replays) == ((0, 0) if index < 8 else (1, index - 8))
+
+
+def test_no_tensor_of_a_call_is_held(stream):
+    """Otherwise the next call would get other memory for its large tensors, and be no replay."""
+
+    def copy(tensors):
+        (x, state), (y,), _ = tensors
+        y[0] = x[0] + state[0]
+
+    replays, held = graphs.Replays(16, 8), []
+    x, y, scratch = new(LARGE).fill_(1), new(LARGE), new(LARGE)
+    for index in range(12):
+        held.append(new().fill_(index))
+        replays.play((), CallTensors((x, held[-1]), (y,), scratch), torch.device("cuda", 0), copy)
+        assert y[0] == 1 + index
+    assert counts(replays) == (1, 3)
+    for graph in stream.graphs:  # which holds the work itself, as no real graph does
+        graph._issue = None
+    seen = [weakref.ref(tensor) for tensor in (x, y, scratch, *held)]
+    del x, y, scratch
+    held.clear()
+    assert not [each for each in seen if each() is not None]
+
+
+def test_two_tensors_may_be_one_in_some_calls(stream):
+    def add(tensors):
+        (left, right), (total,), _ = tensors
+        torch.add(left, right, out=total)
+
+    replays = graphs.Replays(16, 8)
+    for index in range(30):
+        left, total = torch.randn(8), torch.empty(8)
+        right = left if index < 15 else torch.randn(8)
+        replays.play((), CallTensors((left, right), (total,), SCRATCH), torch.device("cuda", 0), add)
+        assert torch.equal(total, left + right)
+    assert counts(replays) == (1, 21)
+
+
+def test_large_tensors_are_part_of_the_key(stream):
+    replays, held = graphs.Replays(16, 8), []
+    for _ in range(20):
+        held.append((new(LARGE), new(LARGE)))
+        call(replays, *held[-1])
+    assert counts(replays) == (0, 0)
+
+
+def test_small_tensors_move_beside_large_ones_that_stay(stream):
+    replays, x, held = graphs.Replays(16, 8), new(LARGE), []
+
+    def add_sum(tensors):
+        (x, state), (after,), _ = tensors
+        torch.add(state, x[:8], out=after)
+
+    for index in range(20):
+        state, after = new().normal_(), new()
+        held.append((state, after))
+        replays.play((), CallTensors((x.fill_(index), state), (after,), SCRATCH), torch.device("cuda", 0), add_sum)
+        assert torch.equal(after, state + index)
+    assert counts(replays) == (1, 11)
+
+
+def test_scratch_memory_that_moves(stream):
+    replays, held = graphs.Replays(16, 8), []
+    for size, expected in ((16, (1, 11)), (2 * LARGE, (1, 11))):
+        for _ in range(20):
+            held.append((new(), new(), new(size)))
+            call(replays, *held[-1][:2], scratch=held[-1][2])
+        assert counts(replays) == expected
+
+
+def test_other_settings_or_streams_wait_as_long(stream, monkeypatch):
+    replays, held = graphs.Replays(16, 8), []
+
+    def some(count, settings=()):
+        for _ in range(count):
+            held.append((new(), new()))
+            call(replays, *held[-1], settings=settings)
+
+    some(12)
+    before = counts(replays)
+    some(8, ("other",))
+    assert counts(replays) == before
+    monkeypatch.setattr(driver, "current_stream", lambda device: 1)
+    some(8)
+    assert counts(replays) == before
+    some(2)
+    assert counts(replays) == (before[0] + 1, before[1] + 1)
+
+
+def test_the_memory_of_a_graph_is_limited(stream, monkeypatch):
+    monkeypatch.setattr(static_tensors, "_MOST_BYTES", 1000)
+    replays, held = graphs.Replays(16, 8), []
+    for _ in range(20):
+        held.append((new(64), new(64)))  # 512 bytes each
+        call(replays, *held[-1])
+    assert counts(replays) == (0, 0)
+
+
+def test_a_graph_without_memory_is_not_captured(stream, monkeypatch):
+    def fail(tensors):
+        raise torch.OutOfMemoryError("none is left")
+
+    monkeypatch.setattr(graphs, "in_static_memory", fail)
+    replays, held = graphs.Replays(16, 8), []
+    for _ in range(20):
+        held.append((new(), new()))
+        call(replays, *held[-1])
+    assert counts(replays) == (0, 0)
+    assert stream.asked == 0
+
+
+def test_values_in_the_order_of_rows(stream):
+    def double(tensors):
+        (x,), (y,), _ = tensors
+        assert x.stride() == y.stride() == (2, 8, 1)
+        torch.mul(x, 2, out=y)
+
+    replays, held = graphs.Replays(16, 8), []
+    for _ in range(20):
+        x, y = (torch.randn(3, 4, 2).transpose(0, 1) for _ in range(2))
+        held.append((x, y))
+        replays.play((), CallTensors((x,), (y,), SCRATCH), torch.device("cuda", 0), double)
+        assert torch.equal(y, 2 * x)
+    assert counts(replays) == (1, 11)
+
+
+def test_more_tensors_than_one_launch_copies(stream):
+    def reverse(tensors):
+        for source, target in zip(tensors.read, reversed(tensors.written), strict=True):
+            target.copy_(source)
+
+    replays, held = graphs.Replays(16, 8), []
+    for _ in range(12):
+        read, written = (tuple(torch.randn(5) for _ in range(70)) for _ in range(2))
+        held.append((read, written))
+        replays.play((), CallTensors(read, written, SCRATCH), torch.device("cuda", 0), reverse)
+        assert all(map(torch.equal, read, reversed(written)))
+    assert counts(replays) == (1, 3)
+
+
+def test_threads_may_move_small_tensors_at_the_same_time(stream):
+    replays, failures = graphs.Replays(16, 8), []
+
+    def work():
+        try:
+            for _ in range(100):
+                call(replays, new(), new(), scratch=new())
+        except AssertionError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert replays.replayed > 300

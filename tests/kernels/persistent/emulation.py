@@ -18,6 +18,7 @@ from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.sums import SUMS
 from tests.kernels.cell_code import carries_hidden, code_of
+from tests.kernels.copies import copy_on_cpu
 
 _TOGETHER = 2
 
@@ -473,6 +474,7 @@ def emulate(monkeypatch):
     monkeypatch.setattr(graphs, "capture_streams", lambda index: _CaptureStream())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(driver, "current_stream", lambda device: 0)
+    copy_on_cpu(monkeypatch)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     for remembered in (replay._replays, replay.stack_of, dry_run._memory_of):
         remembered.cache_clear()

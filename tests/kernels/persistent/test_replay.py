@@ -12,6 +12,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.functional import execution, plan
+from gatewise.kernels.cuda import graphs
 from gatewise.kernels.persistent import buffers, dry_run, launches, replay
 from gatewise.kernels.persistent.buffers import order_of, order_of_kept
 from gatewise.kernels.persistent.kernel import persistent
@@ -21,7 +22,7 @@ from gatewise.kernels.persistent.sizes import memory
 from gatewise.kernels.persistent.sizes.memory import copies_states, is_laid_out, keeps_matrices
 from tests.calls import profile
 from tests.kernels.cell_code import FUSED
-from tests.kernels.persistent.emulation import Addresses, Recording, assert_agrees, emulate, without_loops
+from tests.kernels.persistent.emulation import Addresses, Recording, assert_agrees, by_row, emulate, without_loops
 from tests.pairwise import each_value, pairwise
 
 H200 = Device.named("h200")
@@ -229,6 +230,46 @@ def test_what_comes_back_is_replayed_and_nothing_else(monkeypatch):
     assert (found.recorded, found.replayed) == (1, 3)
 
 
+@pytest.mark.parametrize("rows_first", [False, True])
+@pytest.mark.parametrize("options", [*KINDS, {"resets": True}, {"lean": True, "num_layers": 2}], ids=str)
+def test_calls_whose_small_tensors_move_are_replayed(monkeypatch, options, rows_first):
+    """All tensors have new addresses in each call, as the states have that a training loop carries."""
+    for name in ("_PATIENCE", "_PATIENCE_OF_A_STEP"):
+        monkeypatch.setattr(replay, name, 0)
+    replayed, launch = [], graphs.StaticGraph.launch
+    monkeypatch.setattr(graphs.StaticGraph, "launch", lambda *given: (replayed.append(given), launch(*given)))
+    problem = PROBLEM.replace(**options)
+    inputs, held = testing.make_inputs(problem), []
+    gradients = testing.make_gradients(problem, inputs)
+    if rows_first:
+        inputs, gradients = inputs._replace(x=by_row(inputs.x)), gradients._replace(y=by_row(gradients.y))
+    exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
+    for _ in range(4):
+        own, above = moved(inputs), moved(gradients)
+        found = testing.named(problem, *testing.run_kernel(persistent, problem, own, above))
+        held.append((own, above, found))
+        for name, value in found.items():
+            assert testing.relative_error(value, exact[name]) < (1e-6 if "bias" in name else 1e-12), name
+    assert len(replayed) == 2 * 3  # the first call learns how much scratch memory there must be
+    for own, above, found in held:  # nobody wrote where another call had read or written
+        assert all(map(torch.equal, tensors_of(own), tensors_of(inputs)))
+        assert all(map(torch.equal, tensors_of(above), tensors_of(gradients)))
+        assert all(torch.equal(value, held[-1][2][name]) for name, value in found.items())
+
+
+def tensors_of(values):
+    return [each for each in (*values, *getattr(values, "weights", ())) if isinstance(each, torch.Tensor)]
+
+
+def moved(values):
+    """Return copies of tensors that have their order."""
+    if isinstance(values, torch.Tensor):
+        return values.clone()
+    if isinstance(values, tuple):
+        return type(values)._make(map(moved, values)) if hasattr(values, "_make") else tuple(map(moved, values))
+    return values
+
+
 def test_calls_that_warm_up_for_a_graph_are_not_recorded(monkeypatch):
     problem = PROBLEM.replace(captured=True)
     inputs = testing.make_inputs(problem)
@@ -241,6 +282,7 @@ def test_calls_that_warm_up_for_a_graph_are_not_recorded(monkeypatch):
 
 
 def test_addresses_that_come_back_too_rarely_are_no_longer_recorded(monkeypatch):
+    monkeypatch.setattr(replay, "_PATIENCE", 1000)
     inputs = testing.make_inputs(PROBLEM)
     addresses = Addresses(monkeypatch)
     persistent.forward(PROBLEM, inputs)
