@@ -16,6 +16,7 @@ import dataclasses
 import itertools
 import json
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +119,7 @@ def main() -> None:
     given = parser.parse_args()
     device = torch.device("cuda", torch.cuda.current_device())
     run = dataclasses.asdict(Run.now(device))
+    run["command"] = " ".join(["python benchmarks/carried_states.py", *sys.argv[1:]])
     for case in LANGUAGE_MODELS.values():
         with PRECISIONS["bf16"].applied():
             row = measure(case, device)
