@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -22,6 +23,15 @@ def bytes_together(sizes: Iterable[int]) -> int:
 
 def _rounded(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+@functools.lru_cache(maxsize=4096)
+def _strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor."""
+    strides = [1]
+    for size in reversed(sizes[1:]):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides[: len(sizes)]))
 
 
 class Allocator(Protocol):
@@ -52,6 +62,7 @@ class Scratch:
         self._device = device
         self._like = like
         self._memory = memory
+        self._words: dict[torch.dtype, tuple[Tensor, int]] = {}  # the buffer in other dtypes, and where it begins
         self._used = 0
 
     @property
@@ -68,7 +79,14 @@ class Scratch:
         self.needed = max(self.needed, self._used)
         if self._memory is None or self._used > self._memory.numel():
             return self._like.new_empty(sizes, dtype=dtype)  # type: ignore[arg-type]
-        return self._memory[start : start + count].view(dtype).view(sizes)  # type: ignore[arg-type]
+        # One operator: a pass allocates dozens of tensors, and the CPU's time for them is that of the call.
+        words, first = self._words.get(dtype) or self._in_words(dtype, self._memory)
+        return words.as_strided(sizes, _strides(sizes), first + start // dtype.itemsize)  # type: ignore[arg-type]
+
+    def _in_words(self, dtype: torch.dtype, memory: Tensor) -> tuple[Tensor, int]:
+        words = memory[: memory.numel() // _ALIGNMENT * _ALIGNMENT].view(dtype)
+        self._words[dtype] = words, int(words.storage_offset())
+        return self._words[dtype]
 
     @contextlib.contextmanager
     def frame(self) -> Iterator[None]:
