@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from gatewise.contract.capture import captured_graph, first_cause, for_cuda_graph
 from gatewise.contract.errors import ArgumentError, callers_level, sentence
+from gatewise.nn.step_generators import without_random_numbers
 from gatewise.nn.step_reads import Kind, StepReads, obstacle
 from gatewise.nn.step_variables import (
     Unreadable,
@@ -23,7 +24,6 @@ from gatewise.nn.step_variables import (
     read_of,
     replaced,
     unreadable,
-    without_random_numbers,
 )
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def make_graphed_step(
 
     Whatever else `step` reads must stay the same: numbers in global variables, and tensors that are not among its
     arguments, the model and the optimizer. Pass such values as arguments. A replay does not run any Python code: count
-    steps, print, and change learning rates outside of `step`.
+    steps, print, draw random numbers on the CPU, and change learning rates outside of `step`.
 
     Args:
         step: The function. Its arguments are tensors on the GPU that require no gradients, numbers, strings, dtypes,
@@ -91,8 +91,8 @@ def make_graphed_step(
 
     Note:
         Replays return the same bits as warm-up calls do. Kernels are chosen for replays (`gatewise.for_cuda_graph`).
-        Random numbers, such as those of dropout, are new in each replay. In-place changes by a replay do not increase
-        the version counters of tensors, by which autograd notices changes.
+        Random numbers of the GPU, such as those of dropout, are new in each replay. In-place changes by a replay do not
+        increase the version counters of tensors, by which autograd notices changes.
 
     Examples:
         >>> import torch, gatewise
@@ -242,8 +242,8 @@ class GraphedStep:
             held = constants(held_tensors(self._step, modules), self._replaced, modules)
             with (
                 self._reads.restored_after_errors(modules),
+                without_random_numbers(self._step, modules),
                 unreadable(self._replaced),
-                without_random_numbers(),
             ):
                 graph = _Graph(self._step, leaves, form, weights, self._capture)
                 graph.constants = held
