@@ -176,11 +176,11 @@ class GraphedStep:
             self._refuse(reason)
             return self._called(arguments, named, weights)
         with for_cuda_graph():
-            kind = self._reads.kind(modules, leaves, form)
+            kind = self._reads.kind(modules, weights, leaves, form)
             graph = self._fitting(kind)
             is_due = self._seen.get(kind, 0) >= (LATER_WARMUPS if self._graphs else WARMUPS)
             if graph is None and is_due and not self.refusal:
-                graph = self._captured(kind, modules, leaves, form)
+                graph = self._captured(kind, modules, weights, leaves, form)
             if graph is not None:
                 return graph.replay(leaves)
             if not self.refusal:
@@ -189,7 +189,7 @@ class GraphedStep:
                 modules = self._reads.modules()
                 self._replaced = replaced(before, held_tensors(self._step, modules))
                 # As the call leaves it: the first call of an optimizer creates its state.
-                self._count(self._reads.kind(modules, leaves, form), kind)
+                self._count(self._reads.kind(modules, self._reads.parameters(modules), leaves, form), kind)
                 return pytree.tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, found)
         return self._called(arguments, named, weights)
 
@@ -226,10 +226,12 @@ class GraphedStep:
             pool = torch.cuda.graph_pool_handle()
             self._capture, self._device = functools.partial(_cuda_graph, device=device, pool=pool), device
 
-    def _captured(self, kind: Kind, modules: list[nn.Module], leaves: list[Any], form: Any) -> _Graph | None:
+    def _captured(
+        self, kind: Kind, modules: list[nn.Module], weights: list[nn.Parameter], leaves: list[Any], form: Any
+    ) -> _Graph | None:
         """Capture the step for calls of a kind; return None, and capture no other, if it cannot be captured."""
         assert self._capture is not None
-        written, weights = self._reads.versions(), self._reads.parameters(modules)
+        written = self._reads.versions()
         try:
             moved = [weight.device for weight in weights if weight.device != self._device]
             if moved and self._device is not None:
@@ -247,7 +249,9 @@ class GraphedStep:
             ):
                 graph = _Graph(self._step, leaves, form, weights, self._capture)
                 graph.constants = held
-                changed = self._reads.kind(self._reads.modules(), leaves, form).difference(kind)
+                modules = self._reads.modules()
+                after = self._reads.kind(modules, self._reads.parameters(modules), leaves, form)
+                changed = after.difference(kind)
                 if changed or self._reads.versions() != written:
                     raise RuntimeError(
                         f"the step changes {changed or A_RATE}, which replays would not do; do it outside"

@@ -269,12 +269,12 @@ def test_counters_on_the_cpu_of_a_model_elsewhere_are_found():
 def test_a_function_that_was_compared_is_kept_so_that_no_other_one_has_its_address():
     model = made()[0]
     model.activation = lambda x: x
-    before = StepReads([model], []).kind([model], [], None)
+    before = StepReads([model], []).kind([model], [*model.parameters()], [], None)
     first = weakref.ref(model.activation)
     model.activation = lambda x: -x
     gc.collect()
     assert first() is not None
-    assert StepReads([model], []).kind([model], [], None) != before
+    assert StepReads([model], []).kind([model], [*model.parameters()], [], None) != before
 
 
 def test_groups_of_optimizers_may_hold_any_object():
