@@ -154,6 +154,11 @@ def irregular(path: Path) -> str | None:
     return f"{path} must be a regular file, got {kind}. Write its content to a file, and give that one."
 
 
+def written_through(path: Path) -> bool:
+    """Return whether a path is written to directly: a device, a FIFO, or a file descriptor of this process."""
+    return _descriptor(path) is not None or irregular(path) is not None
+
+
 def same_file(one: Path, other: Path) -> bool:
     """Return whether two paths refer to one regular file, which need not exist yet."""
     try:

@@ -12,7 +12,15 @@ import pytest
 
 from gatewise.contract.errors import ArgumentError, CheckpointError, GatewiseError
 from gatewise.data import Columns, read_sequences, read_text
-from gatewise.files import append_line, irregular, refuse_overwriting, replacing, same_file, write_bytes
+from gatewise.files import (
+    append_line,
+    irregular,
+    refuse_overwriting,
+    replacing,
+    same_file,
+    write_bytes,
+    written_through,
+)
 from gatewise.interop import systemml
 from gatewise.interop.files.formats import read_file
 from gatewise.training import read_tensors
@@ -201,6 +209,14 @@ def test_what_is_no_regular_file_is_described(tmp_path):
     assert "/dev/zero must be a regular file, got a device." in str(irregular(Path("/dev/zero")))
     for path in (text, tmp_path, tmp_path / "link", tmp_path / "absent", tmp_path / "text" / "below"):
         assert irregular(path) is None
+
+
+@POSIX
+def test_descriptors_and_devices_are_written_through_and_files_are_not(tmp_path):
+    (tmp_path / "file").touch()
+    for path, does in {"/dev/stdout": True, "/dev/fd/1": True, "/dev/null": True, tmp_path / "file": False}.items():
+        assert written_through(Path(path)) is does
+    assert not written_through(tmp_path / "absent")
 
 
 READERS = {
