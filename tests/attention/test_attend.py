@@ -1,5 +1,8 @@
 """The call: autograd, one step, options that count, what lies beyond a length, and errors that say what to change."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -9,6 +12,7 @@ from gatewise import attention
 from gatewise.attention.call import Inputs
 from gatewise.attention.choice import decide
 from gatewise.attention.problem import Problem, Score
+from gatewise.contract import errors
 from gatewise.testing.attention import compare, make_gradients, make_inputs
 from tests.compilers import runs_triton
 
@@ -330,6 +334,25 @@ def test_bad_input_says_what_to_change(arguments, options, error, text):
     with pytest.raises(error, match=text):
         attention.attend(*arguments, **options)
     attention.attend(Q, K, V, v=W)  # the next call works
+
+
+@pytest.mark.parametrize("travel", [copy.copy, copy.deepcopy, lambda saved: pickle.loads(pickle.dumps(saved))])
+def test_a_copy_of_what_a_forward_pass_saved_serves_the_backward_pass(travel):
+    inputs = make_inputs(PROBLEM, LENGTHS)
+
+    context, _, saved = attention.forward(*inputs[:4], v=inputs.v)
+    dcontext = torch.ones_like(context)
+    expected = attention.backward(saved, dcontext)
+    again = travel(saved)
+    for found, value in zip(attention.backward(again, dcontext), expected, strict=True):
+        assert (found is None) == (value is None)
+        assert found is None or torch.equal(found, value)
+    again.inputs.query.mul_(2)
+    with pytest.raises(errors.ModifiedInPlace, match="`query` must be as it was"):
+        attention.backward(again, dcontext)
+    inputs.query.mul_(2)
+    with pytest.raises(errors.ModifiedInPlace, match="`query` must be as it was"):
+        travel(saved)
 
 
 @pytest.mark.parametrize("name", ["query", "keys", "values", "v", "context"])
