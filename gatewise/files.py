@@ -135,6 +135,30 @@ def refuse_overwriting(outputs: Mapping[str, Path | None], inputs: Mapping[str, 
         taken.append((name, path))
 
 
+def irregular(path: Path) -> str | None:
+    """Return why a path cannot be read as a whole, and what to do: a device or a pipe may have no end, or be read once.
+
+    Args:
+        path: The path.
+
+    Returns:
+        The sentence; None for regular files and folders, and if there is nothing at the path.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return None
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return None
+    kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+    return f"{path} must be a regular file, got {kind}. Write its content to a file, and give that one."
+
+
+def written_through(path: Path) -> bool:
+    """Return whether a path is written to directly: a device, a FIFO, or a file descriptor of this process."""
+    return _descriptor(path) is not None or irregular(path) is not None
+
+
 def same_file(one: Path, other: Path) -> bool:
     """Return whether two paths refer to one regular file, which need not exist yet."""
     try:

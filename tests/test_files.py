@@ -10,8 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from gatewise.contract.errors import ArgumentError, CheckpointError
-from gatewise.files import append_line, refuse_overwriting, replacing, same_file, write_bytes
+from gatewise.contract.errors import ArgumentError, CheckpointError, GatewiseError
+from gatewise.data import Columns, read_sequences, read_text
+from gatewise.files import (
+    append_line,
+    irregular,
+    refuse_overwriting,
+    replacing,
+    same_file,
+    write_bytes,
+    written_through,
+)
+from gatewise.interop import systemml
+from gatewise.interop.files.formats import read_file
+from gatewise.training import read_tensors
 from tests.programs import processes_that_start_fast
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="needs devices, FIFOs and links")
@@ -183,3 +195,43 @@ def test_an_output_that_is_an_input_or_another_output_is_refused(tmp_path, monke
     refuse_overwriting({"--json": Path("new"), "--plot": None}, {"--data": data})
     refuse_overwriting({"--json": Path("/dev/null"), "--plot": Path("/dev/null")}, {"--data": Path("/dev/null")})
     assert not same_file(Path("new"), Path("newer"))
+
+
+@POSIX
+def test_what_is_no_regular_file_is_described(tmp_path):
+    pipe, text = tmp_path / "pipe", tmp_path / "text"
+    os.mkfifo(pipe)
+    text.touch()
+    (tmp_path / "link").symlink_to(text)
+    assert (
+        irregular(pipe) == f"{pipe} must be a regular file, got a pipe. Write its content to a file, and give that one."
+    )
+    assert "/dev/zero must be a regular file, got a device." in str(irregular(Path("/dev/zero")))
+    for path in (text, tmp_path, tmp_path / "link", tmp_path / "absent", tmp_path / "text" / "below"):
+        assert irregular(path) is None
+
+
+@POSIX
+def test_descriptors_and_devices_are_written_through_and_files_are_not(tmp_path):
+    (tmp_path / "file").touch()
+    for path, does in {"/dev/stdout": True, "/dev/fd/1": True, "/dev/null": True, tmp_path / "file": False}.items():
+        assert written_through(Path(path)) is does
+    assert not written_through(tmp_path / "absent")
+
+
+READERS = {
+    "text.txt": read_text,
+    "data.csv": lambda path: read_sequences(path, Columns()),
+    "model.safetensors": lambda path: read_tensors(path, "a model"),
+    "state": systemml.State.load,
+    **{f"weights{suffix}": read_file for suffix in (".safetensors", ".npz", ".h5", ".keras")},
+}
+
+
+@POSIX
+@pytest.mark.parametrize("name", READERS)
+def test_devices_are_not_read_to_their_end(tmp_path, name):
+    # The device that is empty: a test that fails should end.
+    (tmp_path / name).symlink_to("/dev/null")
+    with pytest.raises(GatewiseError, match=f"{name} must be a regular file, got a device"):
+        READERS[name](tmp_path / name)

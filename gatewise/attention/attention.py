@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from gatewise.attention import explicit
 from gatewise.attention.call import Gradients, Inputs, Result, Saved
@@ -16,6 +17,7 @@ from gatewise.attention.validate import check_tensors, prepare
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ShapeError, sentence
+from gatewise.contract.transforms import is_transformed
 
 
 @overload
@@ -72,8 +74,10 @@ def attend(
     """Compute attention: the mean of the values, weighted by the softmax of the scores of each query.
 
     The function is differentiable any number of times; for a second derivative the call is repeated in PyTorch
-    operators that store everything. For the additive score it is equivalent to the PyTorch code below; kernels
-    other than "reference" do not store its [T, S, B, H] tensors for all decoder steps:
+    operators that store everything. The same operators compute calls inside of transforms of `torch.func`, such as
+    `grad` and `vmap`, calls in forward mode, and calls of meta tensors, whose results are meta tensors. For the
+    additive score the function is equivalent to the PyTorch code below; kernels other than "reference" do not store its
+    [T, S, B, H] tensors for all decoder steps:
 
         total = query[:, None] + keys                                # with norm_weight: layer_norm(total, ...)
         scores = (torch.tanh(total) @ v).transpose(1, 2)             # [T, B, S]
@@ -86,9 +90,9 @@ def attend(
         keys: The keys of all source positions [S, B, H], shared by all steps.
         values: The values of all source positions [S, B, V]; often the encoder's outputs.
         lengths: The source lengths [B], integers in [0, S], on any device. Lengths on the CPU are checked; lengths on a
-            GPU are not read back, but clamped to that range. None means that all lengths are S. Positions beyond a
-            length are masked: they do not influence the result, even if they are NaN, and their gradients are zero. A
-            sequence of length 0 has zero weights, a zero context and zero gradients.
+            GPU, or inside of transforms of `torch.func`, are not read, but clamped to that range. None means that all
+            lengths are S. Positions beyond a length are masked: they do not influence the result, even if they are NaN,
+            and their gradients are zero. A sequence of length 0 has zero weights, a zero context and zero gradients.
         score: "additive" for v . tanh(query + key), "dot" for query . key, "general" for (query weight) . key.
         v: The vector of the additive score [H]; only for "additive".
         weight: The matrix of the general score [Q, H]; only for "general".
@@ -133,13 +137,15 @@ def attend(
     check_tensors({"norm_weight": norm_weight, "norm_bias": norm_bias})
     one_step = _is_one_step(query)
     tensors = (query[None] if one_step else query, keys, values, v, weight, norm_weight, norm_bias)
-    if torch.is_autocast_enabled(keys.device.type):
+    if not keys.is_meta and torch.is_autocast_enabled(keys.device.type):
         dtype = torch.get_autocast_dtype(keys.device.type)
         # Autocast does not change float64 tensors either.
         tensors = tuple(each if each is None or each.dtype == torch.float64 else each.to(dtype) for each in tensors)
     differentiable = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     problem, inputs = _prepare(tensors, lengths, score, differentiable)
-    if differentiable:
+    if keys.is_meta or is_transformed() or (not torch.compiler.is_compiling() and forward_ad._current_level >= 0):
+        context, weights = explicit.run_operators(problem, inputs, kernel, memory_budget)
+    elif differentiable:
         context, weights = _Attend.apply(
             problem, kernel, memory_budget, need_weights, inputs.lengths, *inputs[:3], *inputs[4:]
         )

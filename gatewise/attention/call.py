@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -103,6 +103,17 @@ class Saved:
     def __post_init__(self) -> None:
         """Read the version counters of all tensors."""
         object.__setattr__(self, "versions", self._read_versions() if self.problem.needs_grad else {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for pickling and copying, without version counters: those of the copies are different."""
+        self.check_unmodified()
+        return {name: getattr(self, name) for name in ("kernel", "problem", "inputs", "result")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the state, and read the version counters of the new tensors."""
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+        self.__post_init__()
 
     def check_unmodified(self) -> None:
         """Check that the inputs and the context have not been modified since the forward pass.

@@ -9,11 +9,13 @@ from gatewise.attention import plain
 from gatewise.attention.call import Gradients, Inputs, Result, Saved
 from gatewise.attention.choice import AUTO, choose, kernel_named
 from gatewise.attention.problem import Problem, Score
+from gatewise.attention.reference import reference
 from gatewise.attention.steps import Steps
 from gatewise.attention.sums import zeros
 from gatewise.attention.validate import check_like
+from gatewise.contract.budget import check_memory_budget
 from gatewise.contract.device import Device
-from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.contract.errors import ArgumentError, KernelRefused, sentence
 from gatewise.contract.second_derivatives import differentiable_gradients
 
 
@@ -40,6 +42,29 @@ def run_forward(
     with torch.no_grad():
         result = chosen.forward(problem, _projected(inputs), need_weights=need_weights)
     return result, Saved(chosen.name, problem, inputs, result)
+
+
+def run_operators(
+    problem: Problem, inputs: Inputs, kernel: str = AUTO, memory_budget: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the context and the weights by the operators of the kernel `reference`, which autograd records.
+
+    Args:
+        problem: The description of the call from `validate.prepare`.
+        inputs: The inputs from `validate.prepare`.
+        kernel: The name of a kernel, or "auto".
+        memory_budget: The budget of the call, which is checked, and does not apply.
+
+    Raises:
+        KernelRefused: Another kernel is named.
+    """
+    check_memory_budget(memory_budget)
+    if kernel != AUTO and kernel_named(kernel) is not reference:
+        expectation = (
+            f"'{AUTO}' or '{reference.name}' inside of torch.func's transforms, in forward mode and for meta tensors"
+        )
+        raise KernelRefused(sentence("kernel", expectation, repr(kernel)))
+    return plain.differentiable(problem, _projected(inputs))
 
 
 def run_backward(

@@ -12,6 +12,7 @@ from gatewise.attention.call import Inputs
 from gatewise.attention.problem import Problem, Score
 from gatewise.contract.device import tf32_products_allowed
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
+from gatewise.contract.transforms import is_transformed
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _OF_SCORE = {"v": Score.ADDITIVE, "norm_weight": Score.ADDITIVE, "norm_bias": Score.ADDITIVE, "weight": Score.GENERAL}
@@ -87,11 +88,14 @@ def prepare(
 
 
 def check_tensors(tensors: Mapping[str, Any]) -> None:
-    """Raise `ArgumentError` if a value is neither None nor a tensor."""
+    """Raise `ArgumentError` if a value is neither None nor a dense tensor."""
     for name, tensor in tensors.items():
         if tensor is not None and not isinstance(tensor, Tensor):
             advice = "Convert it with torch.as_tensor."
             raise ArgumentError(sentence(name, "a tensor", type(tensor).__name__, advice))
+        if tensor is not None and tensor.layout is not torch.strided:
+            advice = "Call .to_dense() on it."
+            raise ArgumentError(sentence(name, "a dense tensor", f"one of {tensor.layout}", advice))
 
 
 def check_like(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
@@ -151,8 +155,9 @@ def _lengths(lengths: Tensor | Sequence[int], source: int, batch: int, device: t
         raise DeviceError(sentence("lengths", f"on the CPU or on the keys' device '{device}'", "on meta", advice))
     if given.dtype == torch.uint64:
         given = given.to(torch.int64)  # PyTorch has no minimum of unsigned ones
-    if not given.is_cuda and batch:
-        # Lengths on a GPU are not checked, because that would synchronise; the kernels clamp them to [0, S].
+    if given.is_cpu and batch and not is_transformed():
+        # Lengths on a GPU are not checked, because that would synchronise; the kernels clamp them to [0, S]. Inside of
+        # `vmap` no call may read its own.
         least, most = int(given.min()), int(given.max())
         if least < 0 or most > source:
             found = least if least < 0 else most

@@ -33,7 +33,6 @@ def inked() -> Iterator[None]:
     ink: dict[Any, Any] = dict.fromkeys(
         ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
     )
-    ink["svg.hashsalt"] = "gatewise"  # so that the same records give the same file
     with rc_context(ink):
         yield
 
@@ -48,6 +47,5 @@ def save(figure: Figure, prefix: Path) -> list[Path]:
     prefix.parent.mkdir(parents=True, exist_ok=True)
     files = [prefix.with_name(prefix.name + suffix) for suffix in _SUFFIXES]
     for file in files:
-        metadata = {"Date": None} if file.suffix == ".svg" else None
-        save_picture(figure, file, dpi=150, transparent=True, metadata=metadata)
+        save_picture(figure, file, dpi=150, transparent=True)
     return files

@@ -146,7 +146,6 @@ def plot(records: Sequence[Record], path: Path) -> None:
         ArgumentError: No row has a speed.
     """
     try:
-        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtra.for_package("matplotlib", "Drawing a plot", "train") from error
@@ -172,9 +171,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
     figure.axes[-1].legend(frameon=False, fontsize="small")
     figure.suptitle(measured[0].run.device, fontsize="medium")
     path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    with rc_context({"svg.hashsalt": "gatewise"}):  # so that the same records give the same file
-        save_picture(figure, path, dpi=150, metadata=metadata)
+    save_picture(figure, path, dpi=150)
 
 
 def _bar(record: Record) -> tuple[float, float, float]:

@@ -14,6 +14,7 @@ from gatewise.benchmarks.cases import LANGUAGE_MODELS, QUICK_LANGUAGE_MODEL
 from gatewise.cli.bench_run import Bar, Results, Where, device_named, finish, progress_bar
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.files import refuse_overwriting
+from gatewise.training.pictures import FILE_OF_PLOT, check_picture
 
 
 def bench_language_model(
@@ -37,7 +38,7 @@ def bench_language_model(
     quick: Annotated[
         bool, typer.Option("--quick", help="A tiny model and few steps, as a test of the command.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Plot the results: a .png or .svg file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help=f"Plot the results: {FILE_OF_PLOT}.")] = None,
     results: Results = record.RESULTS,
 ) -> None:
     """Train the PTB language model with every implementation of its LSTM, and compare.
@@ -49,6 +50,7 @@ def bench_language_model(
     """
     where = device_named(device)
     refuse_overwriting({"--plot": plot}, {"--train": train})
+    check_picture("--plot", plot)
     if size not in LANGUAGE_MODELS:
         raise ArgumentError(sentence("--size", f"one of {', '.join(LANGUAGE_MODELS)}", repr(size)))
     case = QUICK_LANGUAGE_MODEL if quick else LANGUAGE_MODELS[size]

@@ -25,6 +25,7 @@ from gatewise.data import Sequences, read_sequences
 from gatewise.files import refuse_overwriting, write_bytes
 from gatewise.training import RunFolder
 from gatewise.training.json_values import to_json
+from gatewise.training.pictures import check_picture
 from gatewise.training.processes import Processes
 
 
@@ -46,7 +47,7 @@ def evaluate_classifier(
         data: The file of sequences; None for the test sequences of the run.
         labels: Whether the file has labels.
         predictions: The CSV file for the predictions.
-        plot: The PNG file for the confusion matrix.
+        plot: The file for the plot; see `check_picture`.
         scores_file: The JSON file for the scores.
         kernel: The kernel of the LSTM; None for the kernel that it was trained with.
         processes: The processes that share the sequences.
@@ -68,6 +69,7 @@ def evaluate_classifier(
     outputs = {"--predictions": predictions, "--plot": plot, "--json": scores_file}
     file = RunFolder(checkpoint).model if checkpoint.is_dir() else checkpoint
     refuse_overwriting(outputs, {"--checkpoint": file, "--data": data})
+    check_picture("--plot", plot)
     saved = load_classifier(checkpoint, processes.device, kernel)
     if data is None:
         refuse_overwriting(outputs, {f"data.{name}": path for name, path in files_of(saved.data).items()})

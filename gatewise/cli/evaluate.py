@@ -18,7 +18,7 @@ def evaluate(
     ] = None,
     labels: Annotated[bool, typer.Option("--labels/--no-labels", help="Whether the file has labels.")] = True,
     predictions: Annotated[Path | None, typer.Option(help="CSV file for the predictions.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="PNG file for the confusion matrix.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot the answers: a .png, .svg or .pdf file.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="JSON file for all scores.")] = None,
     kernel: Annotated[str | None, typer.Option(help="auto, or the name of a kernel.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: a GPU if there is one.")] = None,

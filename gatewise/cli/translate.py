@@ -49,6 +49,7 @@ def translate(
     from gatewise.cli.nmt_translation import Output, translate_lines
     from gatewise.cli.saved_translator import load_translator
     from gatewise.contract.errors import ArgumentError, sentence
+    from gatewise.data import WordTokenizer
     from gatewise.files import refuse_overwriting
     from gatewise.training.processes import join_processes
 
@@ -59,6 +60,14 @@ def translate(
         )
     with join_processes(device) as processes:
         translator = load_translator(checkpoint, processes.device, kernel)
+        kind = translator.target.tokenizer.kind
+        if replace_unknown and kind != WordTokenizer.kind:
+            advice = "Leave it out: only words are copied."
+            raise ArgumentError(
+                sentence(
+                    "--replace-unknown", "given for a model of --tokens word", f"a model of --tokens {kind}", advice
+                )
+            )
         search = translator.search(beam_size, length_penalty, n_best)
         output = Output(numbered=scores or n_best > 1, replace_unknown=replace_unknown, attention=attention)
         # At a terminal, the user expects each translation before typing the next line.

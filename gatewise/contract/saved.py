@@ -122,10 +122,22 @@ class Saved:
             self.versions = self._read_versions()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickling and copying, without version counters: those of the copies are different."""
+        """Return the state for pickling and copying, without version counters: those of the copies are different.
+
+        An autograd graph that a kernel has kept, as PyTorch's native loop does, is in no copy: the backward pass of the
+        copy repeats the forward pass.
+        """
         self.check_unmodified()
         names = (field.name for field in dataclasses.fields(self))
-        return {name: getattr(self, name) for name in names} | {"versions": None}
+        state = {name: getattr(self, name) for name in names} | {"versions": None}
+        if self.keeps_a_graph:
+            state |= {"result": self.result._replace(kept=()), "spent": True}
+        return state
+
+    @property
+    def keeps_a_graph(self) -> bool:
+        """Whether the tensors that the kernel kept have an autograd graph, which can be neither copied nor saved."""
+        return any(tensor.requires_grad for tensor in self.result.kept)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the state, and read the version counters of the new tensors."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gatewise.contract.errors import ArgumentError, CorpusError, sentence
 from gatewise.data.encoding import HEAD, conversion, refusal
+from gatewise.files import irregular
 
 SHARES = (0.9, 0.05, 0.05)
 """The fractions of a text that become training, validation and test text."""
@@ -120,10 +121,12 @@ def read_text(path: str | Path) -> str:
         The text of the file.
 
     Raises:
-        CorpusError: The file is missing, not a file, unreadable, empty, or not UTF-8 (with the offset of the first
+        CorpusError: The file is missing, no regular file, unreadable, empty, or not UTF-8 (with the offset of the first
             byte that is not).
     """
     path = Path(path)
+    if reason := irregular(path):
+        raise CorpusError(reason)
     try:
         raw = path.read_bytes()
     except FileNotFoundError:

@@ -20,6 +20,7 @@ from gatewise.contract.errors import DAMAGED_ARCHIVE, DataError, MissingExtra
 from gatewise.data.encoding import HEAD, conversion, refusal
 from gatewise.data.long_form import Columns, LongForm, first_not_finite, sequences_of
 from gatewise.data.sequences import Sequences
+from gatewise.files import irregular
 
 _LONG_FORM = Columns()
 _SEPARATORS = {";": ";", "\t": "\\t", "|": "|"}
@@ -50,6 +51,8 @@ def read_sequences(path: str | Path, columns: Columns = _LONG_FORM, *, numbers: 
     read = _READERS.get(path.suffix.lower())
     if read is None:
         raise DataError(f"{path} must end in one of {', '.join(_READERS)}. Rename the file, or convert it.")
+    if reason := irregular(path):
+        raise DataError(reason)
     if not path.is_file():
         what = "is a folder, not a file. Name the file in it" if path.is_dir() else "does not exist. Check the path"
         raise DataError(f"the data file {path} {what}.")

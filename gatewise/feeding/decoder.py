@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from gatewise.contract.device import Device, tf32_products_allowed
 from gatewise.contract.errors import ArgumentError, ModifiedInPlace, sentence
+from gatewise.contract.ranges import PROBABILITY
 from gatewise.contract.second_derivatives import once_differentiable
+from gatewise.contract.transforms import is_transformed
 from gatewise.feeding import backward_loop, forward_loop, packing
 from gatewise.feeding.call import Inputs, Options, Weights
 from gatewise.feeding.choice import choose
@@ -80,7 +83,9 @@ def attended_outputs(
         The attentional outputs [T, B, H]; the tensor may be a view of a wider one.
 
     Raises:
-        ArgumentError: There is no token.
+        ArgumentError: There is no token, or a dropout probability is not in [0, 1).
+        DeviceError: The tensors are neither on a CPU nor on a GPU.
+        RuntimeError: The call is made inside of a transform of `torch.func`, or in forward mode.
         KernelRefused: The named kernel or attention kernel cannot run this call; the message is the decision.
 
     Numerics:
@@ -92,6 +97,14 @@ def attended_outputs(
     """
     if not len(embedded):
         raise ArgumentError(sentence("embedded", "of at least one step", list(embedded.shape)))
+    for name, probability in (("dropout", dropout), ("layer_dropout", layer_dropout)):
+        PROBABILITY.check(name, probability)  # an attribute of a model's layer, which programs may set
+    if is_transformed() or (not torch.compiler.is_compiling() and forward_ad._current_level >= 0):
+        raise RuntimeError(
+            "A decoder with input feeding can be called neither inside of torch.func's transforms nor in forward mode. "
+            "A model without input feeding can."
+        )
+    where = Device.probe(embedded.device)
     device = embedded.device.type
     dtype = embedded.dtype
     if torch.is_autocast_enabled(device) and dtype != torch.float64:
@@ -121,7 +134,6 @@ def attended_outputs(
             recompute=recompute,
             attention_kernel=attention_kernel,
         )
-        where = Device.probe(embedded.device)
         chosen = choose(problem, where, kernel)
         options = Options(score, attention_kernel, dtype, differentiable, chosen.halves(problem, where), recompute)
         plane = (*embedded.shape[:2], state.hidden.shape[2])

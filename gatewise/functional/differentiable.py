@@ -21,6 +21,7 @@ from gatewise.contract.errors import ArgumentError, KernelRefused, ShapeError, s
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.pytorch import cell_of_mode
 from gatewise.contract.steps import LayerSteps
+from gatewise.contract.transforms import is_transformed
 from gatewise.functional.arguments import check_options, check_reverse, check_tensors
 from gatewise.functional.execution import execute, prepare
 from gatewise.functional.explicit import Output, State
@@ -262,16 +263,6 @@ def recurrent_with_steps(
     if order is None:
         return result.y, result.h_n, result.c_n, steps
     return order.reordered(result.y), result.h_n, result.c_n, tuple(layer.map(order.reordered) for layer in steps)
-
-
-def is_transformed() -> bool:
-    """Return whether the code runs inside of a transform of `torch.func`; `torch.compile` can trace the call."""
-    return torch._C._are_functorch_transforms_active()
-
-
-# What `torch.compiler.assume_constant_result` does, without importing the compiler with the package: the transforms are
-# those that are active while the graph is built, which its guards compare.
-is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:

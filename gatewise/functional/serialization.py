@@ -35,7 +35,7 @@ def take_apart(saved: Saved) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     saved.check_unmodified()
     inputs, result = saved.inputs, saved.result
-    kept = () if any(tensor.requires_grad for tensor in result.kept) else result.kept
+    kept = () if saved.keeps_a_graph else result.kept
     tensors = {name: getattr(inputs, name) for name in ("x", "h0", "c0", "lengths", "batch_sizes", "resets")}
     tensors |= {name: getattr(result, name) for name in ("y", "h_n", "c_n")}
     for name, group in (("weight", inputs.weights), ("mask", inputs.masks), ("kept", kept)):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from gatewise.functional.differentiable import is_transformed
+from gatewise.contract.transforms import is_transformed
 from gatewise.nn import torchscript
 from gatewise.nn.arguments import check_dtype, check_pair, check_step, checked_sizes
 from gatewise.nn.call_errors import CALL_ERRORS, restate_step

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from gatewise.contract.capture import captured_graph, first_cause, for_cuda_graph
 from gatewise.contract.errors import ArgumentError, callers_level, sentence
+from gatewise.nn.step_generators import without_random_numbers
 from gatewise.nn.step_reads import Kind, StepReads, obstacle
 from gatewise.nn.step_variables import (
     Unreadable,
@@ -23,7 +24,6 @@ from gatewise.nn.step_variables import (
     read_of,
     replaced,
     unreadable,
-    without_random_numbers,
 )
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def make_graphed_step(
 
     Whatever else `step` reads must stay the same: numbers in global variables, and tensors that are not among its
     arguments, the model and the optimizer. Pass such values as arguments. A replay does not run any Python code: count
-    steps, print, and change learning rates outside of `step`.
+    steps, print, draw random numbers on the CPU, and change learning rates outside of `step`.
 
     Args:
         step: The function. Its arguments are tensors on the GPU that require no gradients, numbers, strings, dtypes,
@@ -91,8 +91,8 @@ def make_graphed_step(
 
     Note:
         Replays return the same bits as warm-up calls do. Kernels are chosen for replays (`gatewise.for_cuda_graph`).
-        Random numbers, such as those of dropout, are new in each replay. In-place changes by a replay do not increase
-        the version counters of tensors, by which autograd notices changes.
+        Random numbers of the GPU, such as those of dropout, are new in each replay. In-place changes by a replay do not
+        increase the version counters of tensors, by which autograd notices changes.
 
     Examples:
         >>> import torch, gatewise
@@ -176,11 +176,11 @@ class GraphedStep:
             self._refuse(reason)
             return self._called(arguments, named, weights)
         with for_cuda_graph():
-            kind = self._reads.kind(modules, leaves, form)
+            kind = self._reads.kind(modules, weights, leaves, form)
             graph = self._fitting(kind)
             is_due = self._seen.get(kind, 0) >= (LATER_WARMUPS if self._graphs else WARMUPS)
             if graph is None and is_due and not self.refusal:
-                graph = self._captured(kind, modules, leaves, form)
+                graph = self._captured(kind, modules, weights, leaves, form)
             if graph is not None:
                 return graph.replay(leaves)
             if not self.refusal:
@@ -189,7 +189,7 @@ class GraphedStep:
                 modules = self._reads.modules()
                 self._replaced = replaced(before, held_tensors(self._step, modules))
                 # As the call leaves it: the first call of an optimizer creates its state.
-                self._count(self._reads.kind(modules, leaves, form), kind)
+                self._count(self._reads.kind(modules, self._reads.parameters(modules), leaves, form), kind)
                 return pytree.tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, found)
         return self._called(arguments, named, weights)
 
@@ -226,10 +226,12 @@ class GraphedStep:
             pool = torch.cuda.graph_pool_handle()
             self._capture, self._device = functools.partial(_cuda_graph, device=device, pool=pool), device
 
-    def _captured(self, kind: Kind, modules: list[nn.Module], leaves: list[Any], form: Any) -> _Graph | None:
+    def _captured(
+        self, kind: Kind, modules: list[nn.Module], weights: list[nn.Parameter], leaves: list[Any], form: Any
+    ) -> _Graph | None:
         """Capture the step for calls of a kind; return None, and capture no other, if it cannot be captured."""
         assert self._capture is not None
-        written, weights = self._reads.versions(), self._reads.parameters(modules)
+        written = self._reads.versions()
         try:
             moved = [weight.device for weight in weights if weight.device != self._device]
             if moved and self._device is not None:
@@ -242,12 +244,14 @@ class GraphedStep:
             held = constants(held_tensors(self._step, modules), self._replaced, modules)
             with (
                 self._reads.restored_after_errors(modules),
+                without_random_numbers(self._step, modules),
                 unreadable(self._replaced),
-                without_random_numbers(),
             ):
                 graph = _Graph(self._step, leaves, form, weights, self._capture)
                 graph.constants = held
-                changed = self._reads.kind(self._reads.modules(), leaves, form).difference(kind)
+                modules = self._reads.modules()
+                after = self._reads.kind(modules, self._reads.parameters(modules), leaves, form)
+                changed = after.difference(kind)
                 if changed or self._reads.versions() != written:
                     raise RuntimeError(
                         f"the step changes {changed or A_RATE}, which replays would not do; do it outside"

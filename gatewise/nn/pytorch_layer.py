@@ -19,6 +19,7 @@ from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.nn.arguments import check_dtype, check_layer_options, check_rate, checked_sizes, warn_of_idle_dropout
 from gatewise.nn.flat_weights import flatten
+from gatewise.nn.recurrent_weights import check_tensors
 
 OPTIONS = ("kernel", "memory", "weight_dropout", "reverse")
 """The options of gatewise's layers that PyTorch's layers do not have."""
@@ -157,6 +158,7 @@ def weights_of(layer: Any) -> tuple[Tensor, ...]:
 
     Raises:
         ShapeError: The sizes of the layer have been changed, and do not fit its weights.
+        ArgumentError: A weight is None, or something else than a tensor.
     """
     names, found = layer._flat_weights_names, layer._parameters
     try:
@@ -174,13 +176,14 @@ def weights_of(layer: Any) -> tuple[Tensor, ...]:
     if len(listed) == len(references) == len(weights):
         # The usual case, in one loop. The lists are as long as each other.
         for weight, one, reference in zip(weights, listed, references):  # noqa: B905
-            if one is not weight or reference is None or reference() is not weight:
+            if one is not weight or weight is None or reference is None or reference() is not weight:
                 break
         else:
             return weights
     are_listed = len(listed) == len(weights) and all(map(operator.is_, weights, listed))
     if not are_listed and len(references) == len(weights) and not any(map(_is_other, weights, references)):
-        return tuple(listed)
+        return check_tensors(names, tuple(listed))
+    check_tensors(names, weights)
     # Tensors that a parametrization computes, or that `functional_call` lends in place of parameters, are not stored:
     # they belong to one call.
     if not torch.compiler.is_compiling() and (
@@ -206,8 +209,7 @@ def weights_of_cell(cell: Any) -> tuple[Any, ...]:
     except KeyError:
         weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
     if weights[0] is None or weights[1] is None:
-        name = "weight_ih" if weights[0] is None else "weight_hh"
-        raise ArgumentError(sentence(name, "a tensor", "None", "Assign a parameter to it."))
+        check_tensors(("weight_ih", "weight_hh"), weights[:2])
     return weights
 
 

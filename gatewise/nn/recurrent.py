@@ -30,7 +30,7 @@ from gatewise.nn.arguments import (
 )
 from gatewise.nn.call_errors import CALL_ERRORS, restate
 from gatewise.nn.recurrent_matrix import checked_structure, initialise_, matrix_of, product_of, shapes_of
-from gatewise.nn.recurrent_weights import kinds, misfit, names_beyond, names_of, refuse_missing, suffixes
+from gatewise.nn.recurrent_weights import check_tensors, kinds, misfit, names_beyond, names_of, refuse_missing, suffixes
 from gatewise.nn.sequences import run_one, run_packed, time_first
 from gatewise.nn.states import States, checked_states, joined_states, returned_states, separate_states
 from gatewise.nn.stream import stream
@@ -351,13 +351,14 @@ class Recurrent(nn.Module):
 
         Raises:
             ShapeError: A weight is missing, because the sizes of the layer have been changed.
+            ArgumentError: A weight is None, or something else than a tensor.
         """
         try:
             return [
                 self._weights_of(suffix, matrix_of(self, suffix))
                 for suffix in suffixes(self.num_layers, self.bidirectional)
             ]
-        except AttributeError as error:  # of which PyTorch would say that there is no attribute `all_weights`
+        except (AttributeError, TypeError) as error:  # PyTorch would say that there is no attribute `all_weights`
             refuse_missing(self, shapes_of(self), error)
             raise
 
@@ -369,6 +370,7 @@ class Recurrent(nn.Module):
 
         Raises:
             ShapeError: The sizes of the layer have been changed, and do not fit its weights.
+            ArgumentError: A weight is None, or something else than a tensor.
         """
         if type(self).all_weights is not Recurrent.all_weights:
             return [weight for each in self.all_weights for weight in each]
@@ -378,9 +380,11 @@ class Recurrent(nn.Module):
         if self.heads == 1 and not self.recurrent_rank:
             names = names_of(self.num_layers, self.bidirectional, self.bias, tuple(self.cell.parameters))
             try:
-                return [*map(self._parameters.__getitem__, names)]  # type: ignore[list-item]
+                weights: list[Any] = [*map(self._parameters.__getitem__, names)]
             except KeyError:  # a parametrization, or a plain tensor in the place of a parameter
                 pass
+            else:
+                return check_tensors(names, weights) if type(None) in map(type, weights) else weights
         return [weight for each in self.all_weights for weight in each]
 
     def weights_of_step(self, dtype: torch.dtype) -> tuple[list[list[Tensor]], list[Callable[[Tensor], Tensor]] | None]:
@@ -397,15 +401,16 @@ class Recurrent(nn.Module):
         kind = "weight_rh" if self.recurrent_rank else "weight_hh"
         ends = suffixes(self.num_layers, False)
         try:
-            weights = [self._weights_of(end, getattr(self, kind + end)) for end in ends]
+            products = [product_of(self, end, dtype) for end in ends]
+            return [self._weights_of(end, getattr(self, kind + end)) for end in ends], products
         except AttributeError as error:
             refuse_missing(self, shapes_of(self), error)
             raise
-        return weights, [product_of(self, end, dtype) for end in ends]
 
     def _weights_of(self, suffix: str, w_hh: Tensor) -> list[Tensor]:
-        _, _, *others = kinds(self.bias, self.cell.parameters)
-        return [getattr(self, f"weight_ih{suffix}"), w_hh, *[getattr(self, kind + suffix) for kind in others]]
+        names = [kind + suffix for kind in kinds(self.bias, self.cell.parameters)]
+        w_ih, *others = [getattr(self, name) for name in (names[0], *names[2:])]
+        return check_tensors(names, [w_ih, w_hh, *others])
 
     stream = stream
 

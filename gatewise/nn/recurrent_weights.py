@@ -1,12 +1,16 @@
-"""The names of the weights of a layer of any cell, and the error where its sizes no longer fit them."""
+"""The names of the weights of a layer of any cell, and the errors where one is missing or its sizes no longer fit."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
-from gatewise.contract.errors import ShapeError, sentence
+from torch import Tensor
+
+from gatewise.contract.errors import ArgumentError, ShapeError, sentence
+
+_Weights = TypeVar("_Weights", bound=Iterable[Any])
 
 
 def suffixes(layers: int, bidirectional: bool) -> list[str]:
@@ -38,18 +42,40 @@ def names_beyond(layers: int, bidirectional: bool, bias: bool) -> list[str]:
     return [f"weight_ih_l{layers}", *reverse, *biases]
 
 
-def refuse_missing(layer: Any, recurrent: Iterable[str], error: AttributeError) -> None:
+def check_tensors(names: Iterable[str], weights: _Weights) -> _Weights:
+    """Return the weights of a layer if all of them are tensors: a program may have assigned None.
+
+    Args:
+        names: The name of each weight.
+        weights: The weights.
+
+    Raises:
+        ArgumentError: A weight is no tensor.
+    """
+    for name, weight in zip(names, weights, strict=True):
+        if not isinstance(weight, Tensor):
+            got = "None" if weight is None else type(weight).__name__
+            raise ArgumentError(sentence(name, "a tensor", got, "Assign a parameter to it."))
+    return weights
+
+
+def refuse_missing(layer: Any, recurrent: Iterable[str], error: Exception) -> None:
     """Raise the error for a weight that a layer of its sizes should have and has not, if there is one.
 
     Args:
         layer: The layer.
         recurrent: The names of the parameters of the recurrent matrix.
         error: The error by which that was found.
+
+    Raises:
+        ShapeError: The layer has no attribute of the name of a weight.
+        ArgumentError: A weight is no tensor.
     """
     for suffix in suffixes(layer.num_layers, layer.bidirectional):
         for kind in kinds(layer.bias, layer.cell.parameters, recurrent):
             if not hasattr(layer, kind + suffix):
                 raise misfit(layer, f"no {kind}{suffix}") from error
+            check_tensors([kind + suffix], [getattr(layer, kind + suffix)])
 
 
 def misfit(layer: Any, got: str) -> ShapeError:

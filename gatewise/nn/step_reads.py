@@ -86,13 +86,10 @@ class StepReads:
             modules: All modules.
         """
         weights = [weight for module in modules for weight in module._parameters.values() if weight is not None]
-        return weights + self._others(weights)
-
-    def _others(self, weights: Sequence[Tensor]) -> list[Any]:
-        """Return the parameters of optimizers that modules do not have, such as a learned temperature of a loss."""
         known = set(map(id, weights))
         groups = [group["params"] for optimizer in self._optimizers for group in optimizer.param_groups]
-        return [weight for group in groups for weight in group if id(weight) not in known]
+        # Those that no module has, such as a learned temperature of a loss.
+        return weights + [weight for group in groups for weight in group if id(weight) not in known]
 
     def kept_on_cpu(self) -> str:
         """Return the name of a tensor on the CPU in the state of a parameter that is not there; empty if none is."""
@@ -128,23 +125,24 @@ class StepReads:
             raise
 
     # This is called in every step, and shows in the time of small ones.
-    def kind(self, modules: Sequence[nn.Module], leaves: Sequence[Any], form: Any) -> Kind:
+    def kind(
+        self, modules: Sequence[nn.Module], parameters: Sequence[nn.Parameter], leaves: Sequence[Any], form: Any
+    ) -> Kind:
         """Return the kind of a call.
 
         Args:
             modules: All modules.
+            parameters: The result of `parameters`, for these modules.
             leaves: The arguments without their containers.
             form: The structure of the containers.
         """
-        places = [place for module in modules for place in (module._parameters, module._buffers)]
+        buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
-        weights = [tensor for place in places for tensor in place.values() if tensor is not None]
-        weights += self._others(weights)
         return Kind(
             arguments=(repr(form), *[_argument(leaf) for leaf in leaves]),
             modules=tuple([_module(module) for module in modules]),
-            weights=tuple([_weight(tensor) for tensor in weights]),
+            weights=(tuple([_weight(each) for each in parameters]), tuple([_weight(each) for each in buffers])),
             hyperparameters=tuple([_hyperparameters(group) for group in groups]),
             moments=tuple([_moment(each) for state in states for each in state.values()]),
             settings=(_settings_of_pytorch(), settings_of_calls()),

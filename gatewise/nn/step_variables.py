@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from types import CellType, FunctionType
 from typing import Any, NamedTuple, NoReturn
@@ -80,14 +79,18 @@ def held_tensors(step: Callable[..., Any], modules: Sequence[nn.Module]) -> Held
         step: The step.
         modules: All modules.
     """
-    places = [Variable(vars(module), name) for module in modules for name in vars(module) if name not in _OWN]
-    places += _variables(step)
-    found = [(place, place.value()) for place in places]
+    found = [(place, place.value()) for place in variables(step, modules)]
     return {(id(place.holder), place.name): (place, value) for place, value in found if _holds_tensor(value)}
 
 
-def _variables(step: Callable[..., Any]) -> list[Variable]:
-    found: list[Variable] = []
+def variables(step: Callable[..., Any], modules: Sequence[nn.Module]) -> list[Variable]:
+    """Return the variables of a step, and of functions that it names, and attributes of modules.
+
+    Args:
+        step: The step.
+        modules: All modules.
+    """
+    found = [Variable(vars(module), name) for module in modules for name in vars(module) if name not in _OWN]
     known, left = set(), [step]
     while left:
         each = left.pop()
@@ -166,16 +169,3 @@ def constants(held: Held, replaced: Sequence[Variable], modules: Sequence[nn.Mod
     owners = {id(vars(module)) for module in modules}
     others = {(id(place.holder), place.name) for place in replaced}
     return [each for key, each in held.items() if key[0] in owners and key not in others]
-
-
-@contextlib.contextmanager
-def without_random_numbers() -> Iterator[None]:
-    """Raise an error if the block draws random numbers in Python, which a graph would contain; draw them anew then."""
-    before = random.getstate()
-    try:
-        yield
-        if random.getstate() != before:
-            raise RuntimeError("the step draws random numbers in Python, which replays would not do")
-    except BaseException:
-        random.setstate(before)
-        raise

@@ -131,7 +131,7 @@ class Stream:
                 `make_fx`, or made with a `FakeTensor` or under `FakeTensorMode`. Or it is captured in a CUDA graph,
                 although it is computed by a call of a kernel for a sequence of one step, or although the call before
                 had another device, dtype or cell, or there was none. Or the call before on a GPU failed after its step
-                had begun, and the states were neither reset nor assigned since.
+                had begun, and the states were neither reset nor assigned since. Or a weight of the layer is None.
             KernelRefused: The kernel that was named cannot run the step.
         """
         if torch.compiler.is_compiling():
@@ -388,7 +388,11 @@ class Stream:
 
     def _weight(self) -> Tensor:
         layer = self.layer
-        return weights_of(layer)[0] if isinstance(layer, nn.RNNBase) else layer.weight_ih_l0
+        if isinstance(layer, nn.RNNBase):
+            return weights_of(layer)[0]
+        # The others, among them matrices that have to be made, are read only for their error.
+        weight = getattr(layer, "weight_ih_l0", None)
+        return weight if isinstance(weight, Tensor) else layer.flat_weights()[0]
 
 
 def stream(self: Any, batch: int) -> Stream:

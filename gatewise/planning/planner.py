@@ -82,7 +82,18 @@ class Planner:
         return Plan(chosen, room, budget, found[0].seconds)
 
     def largest(self, batching: Batching, budget: str = AUTO) -> int:
-        """Return the largest batch size that fits into a budget; 0 if none does or the memory size is unknown."""
+        """Return a batch size that fits into a budget, where one that is larger by at most 1/256 does not.
+
+        That is the largest one, except that the memory of a plan falls by up to a few percent where other kernels
+        become the fastest at a larger size: some sizes that are so much larger may fit, and some smaller ones may not.
+
+        Args:
+            batching: The batches; the search begins with their size.
+            budget: The budget; see `gatewise.planning.budget.bytes_of`.
+
+        Returns:
+            The batch size; 0 if not even the smallest fits, or the memory size of the device is unknown.
+        """
         room = bytes_of(budget, self.device)
 
         def fits(size: int) -> bool:

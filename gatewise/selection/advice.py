@@ -6,6 +6,7 @@ Everything here is predicted: nothing runs, and the result depends only on the p
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -21,6 +22,7 @@ _WORTH_SAYING = 1.05  # smaller gains are within the error of the predictions
 _ALIKE = 1.02  # among gains that differ by less, the change that is tried first is named
 _USABLE = 0.9  # of the device's memory; the rest is for the CUDA context, fragmentation and libraries
 _LARGEST_BATCH = 1 << 24
+_ALIGNED = 8  # kernels are as fast for all multiples of it, and slower for other batches
 
 _SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _NARROWER = {
@@ -131,46 +133,64 @@ def advise(problem: Problem, device: Device, kernel: str = AUTO) -> tuple[Advice
 
 def memory(decision: Decision) -> Memory | None:
     """Return the predicted memory of the chosen kernel; None if no kernel was chosen."""
-    if decision.chosen is None:
-        return None
+    return None if decision.chosen is None else _memory_with(decision, decision.chosen)
+
+
+def _memory_with(decision: Decision, kernel: str) -> Memory:
     problem = decision.problem
     states = problem.num_layers * problem.num_directions * problem.batch * (problem.state_size + problem.hidden_size)
     return Memory(
         weights=problem.parameter_count * problem.element_bytes,
         inputs=(problem.time * problem.batch * problem.input_size + states) * problem.element_bytes,
-        peak=decision.verdict(decision.chosen).peak_bytes or 0,
+        peak=decision.verdict(kernel).peak_bytes or 0,
     )
 
 
 def largest_batch(problem: Problem, device: Device, kernel: str = AUTO) -> int:
-    """Return the largest batch whose predicted memory fits on the device, with the kernel that would be chosen for it.
+    """Return the largest batch up to which every batch fits on the device, with the kernel that would be chosen for it.
+
+    The memory of a call falls where another kernel becomes the fastest for a larger batch, or for one that is no
+    multiple of 8. So some batches above the returned one may fit, and the next one does not. Batches below it are all
+    tried up to 32, and from there on in steps of a sixteenth, for multiples of 8 and for others; or it is known that
+    they fit because every kernel would.
 
     At most 90 % of the device's memory is used, and only this layer is counted: other layers and the optimizer's state
     are not.
 
     Args:
-        problem: The description of the call; its batch is the start of the search.
+        problem: The description of the call; its batch does not matter.
         device: The device of the call.
         kernel: The name of the kernel that must run, or "auto".
 
     Returns:
-        The batch size; 0 if not even one sequence fits, or if the memory size of the device is unknown.
+        The batch size, at most 2^24; 0 if not even one sequence fits, or if the memory size of the device is unknown.
     """
     room = _USABLE * device.memory_bytes
 
-    def fits(batch: int) -> bool:
-        found = memory(decide_by_prediction(problem.replace(batch=batch), device, kernel))
-        return found is not None and found.total <= room
+    @functools.cache
+    def decision(batch: int) -> Decision:
+        return decide_by_prediction(problem.replace(batch=batch), device, kernel)
 
-    if not fits(1):
-        return 0
-    low, high = 1, max(2, problem.batch)
-    while high < _LARGEST_BATCH and fits(high):
+    def fits(batch: int) -> bool:
+        sizes = {batch, batch - batch % _ALIGNED, batch - batch % _ALIGNED - 1}
+        found = [memory(decision(size)) for size in sizes if size > 0]
+        return all(each is not None and each.total <= room for each in found)
+
+    def fits_surely(batch: int) -> bool:
+        found = decision(batch)
+        kernels = [each.kernel for each in found.verdicts if each.accepted and kernel in (AUTO, each.kernel)]
+        return bool(kernels) and all(_memory_with(found, each).total <= room for each in kernels)
+
+    low, high = 0, 1
+    while high <= _LARGEST_BATCH and fits_surely(high):
         low, high = high, 2 * high
+    high = low + 1
+    while low < _LARGEST_BATCH and fits(high):
+        low, high = high, high + max(1, high // 16)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return min(low, _LARGEST_BATCH)
 
 
 def _seconds_a_sequence(decision: Decision, problem: Problem) -> float:

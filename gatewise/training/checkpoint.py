@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gatewise.contract.errors import CheckpointError, MissingExtra
-from gatewise.files import replacing
+from gatewise.files import irregular, replacing
 from gatewise.training.json_values import finite_values
 
 _HEADER = "gatewise"
@@ -65,9 +65,11 @@ def read_tensors(path: Path, kind: str, device: torch.device | str = "cpu") -> t
         The tensors by name, and the facts.
 
     Raises:
-        CheckpointError: The file is missing, a pickle, truncated, not from gatewise, or of another kind.
+        CheckpointError: The file is missing, no regular file, a pickle, truncated, not gatewise's, or of another kind.
     """
     library = _safetensors()
+    if reason := irregular(path):
+        raise CheckpointError(reason)
     try:
         # Read at once: a run that is still training can replace the file at any time.
         content = path.read_bytes()

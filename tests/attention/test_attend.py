@@ -1,12 +1,18 @@
 """The call: autograd, one step, options that count, what lies beyond a length, and errors that say what to change."""
 
+import copy
+import pickle
+
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import gatewise
 from gatewise import attention
+from gatewise.attention.call import Inputs
 from gatewise.attention.choice import decide
 from gatewise.attention.problem import Problem, Score
+from gatewise.contract import errors
 from gatewise.testing.attention import compare, make_gradients, make_inputs
 from tests.compilers import runs_triton
 
@@ -65,6 +71,70 @@ def test_second_derivatives(score, kernel, lengths):
     first = torch.autograd.grad(call(*tensors), tensors, above)
     torch.testing.assert_close(torch.autograd.grad(call(*tensors), tensors, above, create_graph=True), first)
     assert torch.autograd.gradgradcheck(call, tensors, atol=1e-4, fast_mode=True)
+
+
+@pytest.mark.parametrize("lengths", [None, [3, 0]], ids=str)
+@pytest.mark.parametrize("score", SCORES)
+def test_transforms_of_functions(score, lengths):
+    problem = Problem(2, 3, 2, 4, 4, dtype=torch.float64, needs_grad=True, ragged=lengths is not None)
+    problem = problem.replace(**SCORES[score])
+    inputs = leaves(make_inputs(problem, lengths))
+    names = [name for name, tensor in inputs._asdict().items() if tensor is not None and name != "lengths"]
+    tensors = [getattr(inputs, name) for name in names]
+
+    def call(*given):
+        return attend(problem, inputs._replace(**dict(zip(names, given, strict=True))))
+
+    def loss(*given):
+        return call(*given).square().sum()
+
+    plain = [tensor.detach() for tensor in tensors]
+    every = tuple(range(len(names)))
+    expected = torch.autograd.grad(loss(*tensors), tensors)
+    torch.testing.assert_close(torch.func.grad(loss, every)(*plain), expected)
+    torch.testing.assert_close(
+        torch.func.jacrev(call)(*plain), torch.autograd.functional.jacobian(lambda q: call(q, *plain[1:]), plain[0])
+    )
+    for_each = torch.vmap(torch.func.grad(loss, every))(*[torch.stack([each, 2 * each]) for each in plain])
+    twice = [(2 * each).requires_grad_() for each in plain]
+    both = [torch.stack(each) for each in zip(expected, torch.autograd.grad(loss(*twice), twice), strict=True)]
+    torch.testing.assert_close(list(for_each), both)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(tensors[0], torch.ones_like(plain[0]))
+        tangent = forward_ad.unpack_dual(loss(dual, *tensors[1:])).tangent
+    torch.testing.assert_close(tangent, expected[0].sum())
+
+
+def test_lengths_may_be_mapped_and_are_clamped_then():
+    inputs = make_inputs(Problem(2, 3, 2, 4, 4, dtype=torch.float64), None)
+    lengths = torch.tensor([[3, 1], [0, 9]])
+
+    def call(lengths):
+        return attention.attend(*inputs[:3], lengths, v=inputs.v)
+
+    torch.testing.assert_close(torch.vmap(call)(lengths), torch.stack([call(each.clamp(max=3)) for each in lengths]))
+
+
+def test_a_kernel_that_no_transform_can_use_is_refused_by_name():
+    inputs = make_inputs(Problem(2, 3, 2, 4, 4, dtype=torch.float64), None)
+
+    def loss(query, kernel):
+        return attention.attend(query, *inputs[1:3], v=inputs.v, kernel=kernel).sum()
+
+    with pytest.raises(gatewise.KernelRefused, match="`kernel` must be 'auto' or 'reference' inside of"):
+        torch.func.grad(loss)(inputs.query, "recompute")
+    assert torch.func.grad(loss)(inputs.query, "reference").any()
+
+
+@pytest.mark.parametrize("lengths", [None, [3, 0], torch.zeros(2, dtype=torch.int64, device="meta")], ids=str)
+def test_meta_tensors_have_shapes(lengths):
+    inputs = leaves(
+        Inputs(*[None if each is None else each.to("meta") for each in make_inputs(Problem(2, 3, 2, 4, 5), None)])
+    )
+    context, weights = attention.attend(*inputs[:3], lengths, v=inputs.v, need_weights=True)
+    assert (context.shape, weights.shape, context.is_meta) == ((2, 2, 5), (2, 2, 3), True)
+    context.sum().backward()
+    assert inputs.query.grad.shape == inputs.query.shape
 
 
 def test_second_derivatives_of_a_call_without_positions():
@@ -244,6 +314,12 @@ Q, K, V, W = torch.zeros(5, 2, 3), torch.zeros(7, 2, 3), torch.zeros(7, 2, 4), t
             ((Q, K, V, lengths), {"v": W}, gatewise.ArgumentError, "`lengths` must be None, or 2 integers, got")
             for lengths in (7, "ab", [7, None], [2**70, 1])
         ],
+        (
+            (Q, K.to_sparse(), V),
+            {"v": W},
+            gatewise.ArgumentError,
+            "`keys` must be a dense tensor, got one of torch.sparse",
+        ),
         ((Q.numpy(), K, V), {"v": W}, gatewise.ArgumentError, "`query` must be a tensor, got ndarray"),
         ((Q, K, [V]), {"v": W}, gatewise.ArgumentError, "`values` must be a tensor, got list"),
         ((Q, K, V), {"v": 1.0}, gatewise.ArgumentError, "`v` must be a tensor, got float"),
@@ -258,6 +334,25 @@ def test_bad_input_says_what_to_change(arguments, options, error, text):
     with pytest.raises(error, match=text):
         attention.attend(*arguments, **options)
     attention.attend(Q, K, V, v=W)  # the next call works
+
+
+@pytest.mark.parametrize("travel", [copy.copy, copy.deepcopy, lambda saved: pickle.loads(pickle.dumps(saved))])
+def test_a_copy_of_what_a_forward_pass_saved_serves_the_backward_pass(travel):
+    inputs = make_inputs(PROBLEM, LENGTHS)
+
+    context, _, saved = attention.forward(*inputs[:4], v=inputs.v)
+    dcontext = torch.ones_like(context)
+    expected = attention.backward(saved, dcontext)
+    again = travel(saved)
+    for found, value in zip(attention.backward(again, dcontext), expected, strict=True):
+        assert (found is None) == (value is None)
+        assert found is None or torch.equal(found, value)
+    again.inputs.query.mul_(2)
+    with pytest.raises(errors.ModifiedInPlace, match="`query` must be as it was"):
+        attention.backward(again, dcontext)
+    inputs.query.mul_(2)
+    with pytest.raises(errors.ModifiedInPlace, match="`query` must be as it was"):
+        travel(saved)
 
 
 @pytest.mark.parametrize("name", ["query", "keys", "values", "v", "context"])

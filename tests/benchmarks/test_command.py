@@ -25,6 +25,12 @@ def call(*arguments: str):
     return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
 
 
+def test_a_plot_in_an_unknown_format_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"`--plot` must be a \.png, \.svg or \.pdf file, got lm\.gif"):
+        call(*QUICK, "--plot", "lm.gif")
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_run_and_its_report(tmp_path: Path) -> None:
     ran = call(*QUICK, "--way", "nn.LSTM", "--dropout", "0.1", "--vocabulary", "30", "--plot", "lm.png")
     assert ran.exit_code == 0

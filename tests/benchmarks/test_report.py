@@ -111,7 +111,7 @@ def test_a_page_without_marks_is_left_alone(tmp_path: Path, text: str) -> None:
     assert page.read_text() == text
 
 
-@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
+@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_plot(rows: list[Record], tmp_path: Path, suffix: str, magic: bytes) -> None:
     path = tmp_path / "new" / f"lm{suffix}"
     report.plot(rows, path)

@@ -14,6 +14,7 @@ import pytest
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.checkpoint import write_tensors
 from gatewise.training.loop import MODEL
+from gatewise.training.pictures import FILE_OF_PLOT
 
 HEAD = "sequence,time,x,label,level\n"
 
@@ -84,6 +85,16 @@ def test_a_device_is_written_to_and_stays_one(gatewise, run, monkeypatch):
     answer = gatewise("evaluate", "--checkpoint", "run", "--json", "/dev/null", "--plot", "/dev/null")
     assert answer.status == 0, answer.err
     assert Path("/dev/null").is_char_device()
+
+
+def test_plots_are_in_the_formats_of_the_help(gatewise, run):
+    for command in (["evaluate"], ["bench", "lm"]):
+        assert FILE_OF_PLOT in " ".join(gatewise(*command, "--help").out.replace("│", " ").split())
+    for suffix, magic in ((".png", b"\x89PNG"), (".SVG", b"<?xml"), (".pdf", b"%PDF")):
+        plot = run.path.parent / f"plot{suffix}"
+        answer = gatewise("evaluate", "--checkpoint", "run", "--plot", plot)
+        assert answer.status == 0, answer.err
+        assert plot.read_bytes().startswith(magic)
 
 
 def test_the_test_sequences_have_the_scores_of_the_training(gatewise, run):
@@ -173,6 +184,8 @@ def test_a_named_kernel_computes_the_same(gatewise, run, tmp_path):
         (["--checkpoint", "run", "--data", "wide.npz"], "has 2 features per step, the training sequences have 1"),
         (["--checkpoint", "run", "--no-labels"], "`--no-labels` must be given with `--data` and `--predictions`"),
         (["--checkpoint", "run", "--plot", "absent/plot.png"], "`--plot` must be in a folder that exists"),
+        (["--checkpoint", "run", "--plot", "plot.jpg"], f"`--plot` must be {FILE_OF_PLOT}, got plot.jpg. The suffix"),
+        (["--checkpoint", "run", "--plot", "plot"], f"`--plot` must be {FILE_OF_PLOT}, got plot."),
         (["--checkpoint", "run", "--kernel", "cudnn"], "device is CPU"),
         (["--checkpoint", "run/checkpoint.safetensors"], "holds a checkpoint, not a model"),
         (["--checkpoint", "cut.safetensors"], "is truncated or not a safetensors file"),

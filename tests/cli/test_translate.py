@@ -20,24 +20,27 @@ from gatewise.training.loop import MODEL
 SOURCE, TARGET = ("eins zwei drei", "vier fünf"), ("one two three", "four <b> $ five")
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
-    """An untrained model with different translations for different sentences."""
+def untrained(path, tokens):
+    """Write an untrained model with different translations for different sentences."""
     from gatewise.cli.saved_translator import build_translation_model, translation_facts
     from gatewise.training.checkpoint import write_tensors
     from gatewise.training.snapshot import weights_of
 
     torch.manual_seed(3)
-    both = build_vocabularies("word", ParallelText("x", SOURCE, TARGET))
+    both = build_vocabularies(tokens, ParallelText("x", SOURCE, TARGET))
     sizes = {"source_size": len(both[0]), "target_size": len(both[1]), "embedding_size": 6, "hidden_size": 8}
     model = build_translation_model(sizes, torch.device("cpu"))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(6)
         model.output.bias[END] -= 1
-    path = tmp_path / "model.safetensors"
     write_tensors(path, weights_of(model), MODEL, translation_facts(sizes, *both))
     return path
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return untrained(tmp_path / "model.safetensors", "word")
 
 
 @pytest.fixture
@@ -108,6 +111,17 @@ def test_unknown_words_can_be_copied(checkpoint, translate):
         output = nmt_translation.Output(replace_unknown=copies)
         assert list(nmt_translation._texts(translator, "eins Igel", [found], 0, output)) == [wanted]
     assert translate("eins\n", "--replace-unknown").status == 0
+
+
+def test_copies_of_unknown_words_are_refused_where_there_are_none(translate, checkpoint):
+    untrained(checkpoint, "bpe")
+    answer = translate("eins\n", "--replace-unknown")
+    assert answer.status == 1
+    expected = (
+        "`--replace-unknown` must be given for a model of --tokens word, got a model of --tokens bpe. Leave it out"
+    )
+    assert expected in " ".join(answer.err.split())
+    assert answer.out == ""
 
 
 def test_a_line_that_is_not_utf8_is_named_after_those_before_it(translate):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from gatewise import attention
-from gatewise.contract.errors import ArgumentError, KernelRefused, ModifiedInPlace
+from gatewise.contract.errors import ArgumentError, DeviceError, KernelRefused, ModifiedInPlace
 from gatewise.feeding import LayerWeights, State, Weights, attended_outputs, kernel
 from gatewise.feeding.elementwise import Plain
 from tests.pairwise import pairwise
@@ -279,3 +280,33 @@ def test_a_second_derivative_is_refused_and_the_first_follows():
     with pytest.raises(RuntimeError, match=r"A decoder with input feeding is differentiable once, .* A model without"):
         torch.autograd.grad(outputs, [call.keys], call.dy, create_graph=True)
     compare(call.results(outputs), call.results(call.plain()), 1e-7, 1e-9)
+
+
+def test_transforms_of_functions_and_forward_mode_are_refused():
+    call = Call()
+
+    def outputs(embedded):
+        call.embedded = embedded
+        return call.run().sum()
+
+    given = call.embedded
+    message = "neither inside of torch.func's transforms nor in forward mode. A model without"
+    for transformed in (torch.func.grad(outputs), lambda each: torch.vmap(outputs)(torch.stack([each]))):
+        with pytest.raises(RuntimeError, match=message):
+            transformed(given.detach())
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match=message):
+        outputs(forward_ad.make_dual(given.detach(), torch.ones_like(given)))
+
+
+def test_a_device_that_computes_nothing_is_named():
+    call = Call()
+    call.embedded = call.embedded.to("meta")
+    with pytest.raises(DeviceError, match="`device` must be a CPU or CUDA device, got 'meta'"):
+        call.run()
+
+
+@pytest.mark.parametrize("where", ["dropout", "layer_dropout"])
+@pytest.mark.parametrize("value", [1.0, -0.1, float("nan")])
+def test_what_is_no_probability_below_1_is_refused(where, value):
+    with pytest.raises(ArgumentError, match=rf"`{where}` must be a probability in \[0, 1\), got {value}"):
+        Call(**{where: value}).run()

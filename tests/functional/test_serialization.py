@@ -1,6 +1,8 @@
 """A saved forward pass in pieces: rebuilt, it serves backward without a forward pass where its kernel can read it."""
 
+import copy
 import json
+import pickle
 
 import pytest
 import torch
@@ -47,6 +49,15 @@ def test_the_native_loop_repeats_its_forward():
     again = rebuild(tensors, facts)
     assert again.spent
     assert_same(functional.backward(again, dy), expected)
+
+
+@pytest.mark.parametrize("travel", [copy.deepcopy, lambda saved: pickle.loads(pickle.dumps(saved))])
+@pytest.mark.parametrize("options", [{}, {"lengths": [5, 1, 0]}, {"dropout": 0.5}], ids=["plain", "lengths", "dropout"])
+def test_a_copy_of_what_the_native_loop_kept_repeats_its_forward(travel, options):
+    saved, dy, expected = call(torch.float64, "aten", **options)
+    found = functional.backward(travel(saved), dy)
+    flat = [tensor for direction in found.weights for tensor in direction]
+    assert_same(found._replace(weights=flat), expected)
 
 
 @pytest.mark.parametrize("fact", ["torch", "gatewise", "cudnn", "device"])

@@ -12,10 +12,12 @@ class Captures:
     Args:
         models: The modules whose tensors the work changes.
         optimizers: Their optimizers.
+        restores_generator: Whether a capture leaves the CPU's generator as it was too, from which dropout draws here.
     """
 
-    def __init__(self, models, optimizers):
+    def __init__(self, models, optimizers, *, restores_generator=True):
         self._models, self._optimizers = models, optimizers
+        self._restores_generator = restores_generator
         self.captures = self.replays = 0
 
     def __call__(self, work):
@@ -25,7 +27,8 @@ class Captures:
         before, random = [tensor.clone() for tensor in tensors], torch.get_rng_state()
         self.captures += 1
         work()
-        torch.set_rng_state(random)
+        if self._restores_generator:
+            torch.set_rng_state(random)
         with torch.no_grad():
             for tensor, value in zip(tensors, before, strict=True):
                 tensor.copy_(value)

@@ -8,6 +8,7 @@ import random
 import warnings
 import weakref
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.utils.prune
@@ -268,12 +269,12 @@ def test_counters_on_the_cpu_of_a_model_elsewhere_are_found():
 def test_a_function_that_was_compared_is_kept_so_that_no_other_one_has_its_address():
     model = made()[0]
     model.activation = lambda x: x
-    before = StepReads([model], []).kind([model], [], None)
+    before = StepReads([model], []).kind([model], [*model.parameters()], [], None)
     first = weakref.ref(model.activation)
     model.activation = lambda x: -x
     gc.collect()
     assert first() is not None
-    assert StepReads([model], []).kind([model], [], None) != before
+    assert StepReads([model], []).kind([model], [*model.parameters()], [], None) != before
 
 
 def test_groups_of_optimizers_may_hold_any_object():
@@ -369,20 +370,55 @@ def test_a_graph_is_not_replayed_after_a_tensor_in_an_attribute_was_replaced(mon
         trained_without_state(run, batches(1))
 
 
-def test_a_step_that_draws_random_numbers_in_python_is_refused():
-    losses = []
-    for use in (False, True):
-        model, optimizer, plain = made()
+GLOBAL = np.random.RandomState()
+COINS = ["in Python", "from PyTorch's generator of the CPU", "from NumPy's generator"]
+COINS += [f"from `{name}`" for name in ("own", "generator", "numbers", "GLOBAL")]
 
-        def step(x, target, plain=plain):
-            return plain(x, target if random.random() < 0.5 else -target)
 
-        random.seed(0)
-        run, _ = graphed(model, optimizer, step) if use else (step, None)
-        with warnings.catch_warnings(record=True) as warned:
-            losses.append(trained_without_state(run, batches(WARMUPS + 4)))
-    assert losses[0] == losses[1]
-    assert "draws random numbers in Python" in str(warned[0].message)
+def with_coin(where):
+    """Return a model without dropout, its optimizer, and a step that draws a coin on the CPU."""
+    model, optimizer, plain = made()
+    model.dropout.p = 0.0
+    own, generator, numbers = random.Random(0), torch.Generator().manual_seed(0), np.random.default_rng(0)
+    random.seed(0)
+    np.random.seed(0)
+    GLOBAL.seed(0)
+    coins = (
+        random.random,
+        lambda: torch.rand(()).item(),
+        np.random.random,
+        lambda: own.random(),
+        lambda: torch.rand((), generator=generator).item(),
+        lambda: numbers.random(),
+        lambda: GLOBAL.random_sample(),
+    )
+    coin = dict(zip(COINS, coins, strict=True))[where]
+
+    def step(x, target):
+        return plain(x, target if coin() < 0.5 else -target)
+
+    return model, optimizer, step
+
+
+@pytest.mark.parametrize("where", COINS)
+def test_a_step_that_draws_random_numbers_on_the_cpu_is_refused(where):
+    given = batches(WARMUPS + 4)
+    expected = trained_without_state(with_coin(where)[2], given)
+    model, optimizer, step = with_coin(where)
+    captures = Captures([model], [optimizer], restores_generator=False)
+    run = GraphedStep(step, [model], [optimizer], captures)
+    with pytest.warns(UserWarning, match=f"the step draws random numbers {where}, which replays would not do; draw"):
+        assert trained_without_state(run, given) == expected
+    assert captures.replays == 0
+
+
+def test_random_numbers_that_are_drawn_outside_of_the_step_are_no_obstacle():
+    model, optimizer, step = made()
+    model.generator = random.SystemRandom()  # has no state
+    run, captures = graphed(model, optimizer, step)
+    for x, target in batches(WARMUPS + 2):
+        run(x, target * random.choice([-1, 1]) * torch.rand(()))
+    assert captures.replays == 2
 
 
 def test_arguments_that_the_step_changes_in_place_are_changed_by_replays():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -219,6 +221,39 @@ def test_a_step_that_writes_its_rate_is_refused():
     assert run.graphs == 0
     rate = optimizer.param_groups[0]["lr"].item()
     assert rate == pytest.approx(0.1 * 0.9**6)
+
+
+@pytest.mark.parametrize("where", ["cpu", "numpy"])
+def test_a_step_that_draws_a_coin_on_the_cpu_is_refused(where):
+    given, losses = batches(12), []
+    for use in (False, True):
+        model, optimizer, plain = made()  # with dropout, which is no obstacle
+
+        def step(x, target, state=None, plain=plain):
+            coin = torch.rand(()).item() if where == "cpu" else np.random.random()
+            return plain(x, target if coin < 0.5 else -target, state)
+
+        np.random.seed(0)
+        run = gatewise.make_graphed_step(step, model, optimizer) if use else step
+        with warnings.catch_warnings(record=True) as warned:
+            losses.append(trained(run, given))
+    assert losses[0] == losses[1]
+    assert run.graphs == 0
+    assert any("the step draws random numbers from" in str(each.message) for each in warned)
+    assert "draws random numbers" in run.refusal
+
+
+def test_a_coin_of_the_gpu_is_drawn_by_every_replay():
+    model, optimizer, plain = made()
+
+    def step(x, target):
+        coin = torch.rand((), device=DEVICE)
+        return plain(x, torch.where(coin < 0.5, target, -target)) | {"coin": coin}
+
+    run = gatewise.make_graphed_step(step, model, optimizer)
+    coins = {run(x, target)["coin"].item() for x, target in batches(20)}
+    assert (run.graphs, run.refusal) == (1, "")
+    assert len(coins) == 20
 
 
 def test_adam_that_is_not_capturable_is_refused_with_pytorchs_reason():

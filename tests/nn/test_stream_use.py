@@ -350,6 +350,51 @@ def test_what_is_no_tensor_is_refused():
         stream.reset([True] * B)
 
 
+SMALL_LAYERS = {
+    "lstm": lambda: gatewise.LSTM(F, H, proj_size=3),
+    "gru": lambda: gatewise.GRU(F, H, 2),
+    "peepholes": lambda: gatewise.Recurrent(gatewise.cells.PeepholeLSTM(), F, H),
+    "heads": lambda: gatewise.Recurrent(gatewise.cells.GRU(), F, H, heads=2),
+    "rank": lambda: gatewise.Recurrent(gatewise.cells.MGU(), F, H, recurrent_rank=2),
+}
+
+
+@pytest.mark.parametrize("value", [None, 1.0])
+@pytest.mark.parametrize("kind", SMALL_LAYERS)
+def test_a_weight_that_is_no_tensor_is_named(kind, value):
+    names = [name for name, _ in SMALL_LAYERS[kind]().named_parameters()]
+    for name in names:
+        layer = SMALL_LAYERS[kind]()
+        used, new = layer.stream(B), layer.stream(B)
+        used(x_of(B, F))
+        delattr(layer, name)
+        setattr(layer, name, value)
+        message = f"`{name}` must be a tensor, got {value and 'float'}. Assign a parameter to it."
+        for stream in (used, new):
+            with pytest.raises(ArgumentError, match=re.escape(message)):
+                stream(x_of(B, F))
+        with pytest.raises(ArgumentError, match=re.escape(message)):
+            layer(x_of(2, B, F))
+        if name == names[0]:
+            with pytest.raises(ArgumentError, match=re.escape(message)):
+                used.reset(torch.ones(B, dtype=torch.bool))
+            with pytest.raises(ArgumentError, match=re.escape(message)):
+                used.states  # noqa: B018
+
+
+@pytest.mark.parametrize("kind", ["peepholes", "heads", "rank"])
+def test_a_weight_that_was_deleted_is_named(kind):
+    for name, _ in SMALL_LAYERS[kind]().named_parameters():
+        layer = SMALL_LAYERS[kind]()
+        stream = layer.stream(B)
+        delattr(layer, name)
+        with pytest.raises(ShapeError, match=f"`weights` must be those that .* take, got no {name}"):
+            stream(x_of(B, F))
+        if name == "weight_ih_l0":
+            with pytest.raises(ShapeError, match=f"got no {name}"):
+                stream.states  # noqa: B018
+
+
 def test_wrong_rows_are_refused():
     stream = gatewise.LSTM(F, H).stream(B)
     with pytest.raises(ShapeError, match=re.escape("`rows` must be one value for each sequence, [B] = [3], got [2]")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -110,6 +111,69 @@ def test_the_largest_batch_fits_and_one_more_does_not(device):
     room = 0.9 * device.memory_bytes
     assert memory(predicted(PTB.replace(batch=largest), device)).total <= room
     assert memory(predicted(PTB.replace(batch=largest + 1), device)).total > room
+
+
+def fitting(problem, device, sizes):
+    return {
+        size: memory(predicted(problem.replace(batch=size), device)).total <= 0.9 * device.memory_bytes
+        for size in sizes
+    }
+
+
+SMALL = [
+    Problem(35, 1, 31, 31, dtype=torch.float32, needs_grad=True),
+    Problem(35, 1, 128, 128, num_layers=2, dtype=torch.bfloat16, needs_grad=True),
+]
+
+
+@pytest.mark.parametrize("problem", SMALL, ids=str)
+def test_small_budgets_agree_with_brute_force(problem):
+    for size in (1, 8, 17):
+        device = H200.replace(memory_bytes=int(memory(predicted(problem.replace(batch=size), H200)).total / 0.9) + 1)
+        fits = fitting(problem, device, range(1, 33))
+        expected = next((size - 1 for size, does in fits.items() if not does), None)
+        found = {largest_batch(problem.replace(batch=start), device) for start in (1, 9, 64)}
+        assert len(found) == 1
+        if expected is not None:
+            assert found == {expected}
+
+
+class Invented:
+    """Decisions between a kernel that needs 2 bytes a sequence and others, which are chosen for some batches."""
+
+    def __init__(self, problem, chosen, bytes_each):
+        self.problem, self.chosen, self._bytes = problem, chosen(problem.batch), bytes_each
+        self.verdicts = [SimpleNamespace(kernel=name, accepted=True) for name in bytes_each]
+
+    def verdict(self, kernel):
+        return SimpleNamespace(peak_bytes=self._bytes[kernel] * self.problem.batch)
+
+
+@pytest.mark.parametrize("room", [60, 500, 3000, 100_000])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        lambda batch: "small",
+        lambda batch: "large",
+        lambda batch: "large" if batch < 1000 else "small",
+        lambda batch: "small" if batch < 200 else "large",
+        lambda batch: "small" if batch % 8 else "large",
+        lambda batch: "large" if batch % 8 else "small",
+        lambda batch: "large" if 20 <= batch < 40 else "small",
+        lambda batch: "small" if batch > 10_000 and batch % 8 else "large",
+    ],
+)
+def test_the_largest_batch_is_the_one_up_to_which_every_one_fits(monkeypatch, chosen, room):
+    nothing = Problem(0, 1, 0, 0)
+    sizes = {"small": 2, "large": 3, "never": 9}
+    monkeypatch.setattr(
+        "gatewise.selection.advice.decide_by_prediction",
+        lambda problem, device, kernel: Invented(problem, chosen, sizes),
+    )
+    device = H200.replace(memory_bytes=room / 0.9 + 1e-6)
+    expected = next(batch for batch in range(room + 2) if batch and sizes[chosen(batch)] * batch > room) - 1
+    for start in (1, 7, expected, room):
+        assert largest_batch(nothing.replace(batch=start), device) == expected
 
 
 def test_half_the_memory_holds_about_half_the_batch():

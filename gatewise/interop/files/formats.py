@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gatewise.contract.errors import ArgumentError, CheckpointError, DtypeError, ShapeError, sentence
-from gatewise.files import refuse_overwriting
+from gatewise.files import irregular, refuse_overwriting
 from gatewise.interop.convert import arranged
 from gatewise.interop.description import Content
 from gatewise.interop.files import arrays, hdf5, keras_archive, tensorflow
@@ -141,6 +141,8 @@ def read_content(path: Path) -> Content:
     kind = _kind(path)
     if kind is None:
         raise CheckpointError(_unknown(path))
+    if reason := irregular(path):
+        raise CheckpointError(reason)
     try:
         path.open("rb").close()
         return kind.read(path)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, DtypeError, sentence
 from gatewise.interop.systemml import passes
 from gatewise.interop.systemml.arguments import Arguments, flag, gradient_of, read
@@ -42,6 +43,7 @@ def init(
     Raises:
         ArgumentError: A size is not a positive integer, the seed is negative, or a device is named for NumPy arrays.
         DtypeError: The dtype is neither float64 nor float32.
+        DeviceError: The device is neither a CPU nor a GPU of this machine.
 
     Source:
         X. Glorot and Y. Bengio, Understanding the difficulty of training deep feedforward neural networks, 2010.
@@ -53,10 +55,13 @@ def init(
         ((60, 40), (1, 40), (20, 10))
     """
     for name, size in (("N", N), ("D", D), ("M", M)):
-        if not isinstance(size, (int, np.integer)) or size < 1:
+        if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
             raise ArgumentError(sentence(name, "a positive integer", repr(size)))
     of_torch = isinstance(dtype, torch.dtype)
-    name = str(dtype).removeprefix("torch.") if of_torch else np.dtype(dtype).name
+    try:
+        name = str(dtype).removeprefix("torch.") if of_torch else np.dtype(dtype).name
+    except TypeError:  # of NumPy, for what is no dtype
+        name = repr(dtype)
     if name not in ("float64", "float32"):
         raise DtypeError(sentence("dtype", "float64 or float32, of NumPy or of torch", name))
     if device is not None and not of_torch:
@@ -64,6 +69,8 @@ def init(
         raise ArgumentError(sentence("device", "None for NumPy arrays", repr(device), advice))
     if seed is not None and (not isinstance(seed, (int, np.integer)) or seed < 0):
         raise ArgumentError(sentence("seed", "None or an integer of 0 or more", repr(seed)))
+    if device is not None:
+        Device.probe(device)
     scale = (6 / ((D + M) + 4 * M)) ** 0.5
     uniform = np.random.default_rng(seed).uniform(-scale, scale, (D + M, 4 * M))
     arrays = (uniform.astype(name), *(np.zeros(shape, name) for shape in ((1, 4 * M), (N, M), (N, M))))

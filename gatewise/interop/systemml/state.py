@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gatewise.contract.errors import CheckpointError, MissingExtra
 from gatewise.contract.saved import Saved
-from gatewise.files import write_bytes
+from gatewise.files import irregular, write_bytes
 from gatewise.functional.serialization import rebuild, take_apart
 from gatewise.interop.systemml.arguments import Sizes
 
@@ -100,6 +100,8 @@ class State:
         """
         library = _safetensors()
         path = Path(path)
+        if reason := irregular(path):
+            raise CheckpointError(reason)
         try:
             content = path.read_bytes()
         except OSError as error:

@@ -144,6 +144,22 @@ BAD = [
         "float64 or float32, of NumPy or of torch, got int32",
         lambda: systemml.init(1, 1, 1, dtype=np.int32),
     ),
+    (ArgumentError, "`N` must be a positive integer, got True", lambda: systemml.init(True, 4, 1)),
+    (
+        DtypeError,
+        "`dtype` must be float64 or float32, of NumPy or of torch, got 'abc'",
+        lambda: systemml.init(1, 1, 1, dtype="abc"),
+    ),
+    (
+        DtypeError,
+        "`dtype` must be float64 or float32, of NumPy or of torch, got 7",
+        lambda: systemml.init(1, 1, 1, dtype=7),
+    ),
+    (
+        DeviceError,
+        "`device` must be a CPU or CUDA device, got 'gpu'",
+        lambda: systemml.init(1, 1, 1, dtype=torch.float32, device="gpu"),
+    ),
     (ArgumentError, "`device` must be None for NumPy arrays, got 'cpu'", lambda: systemml.init(1, 1, 1, device="cpu")),
 ]
 
