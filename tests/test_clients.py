@@ -23,8 +23,9 @@ from clients.table import table
 from clients.trial import Trial
 
 CLIENTS = [
-    *("captum", "darts", "flair", "gluonts", "lightning", "neuralforecast", "neuralhydrology", "opacus"),
-    *("pytorch-forecasting", "resemblyzer", "sb3-contrib", "skorch", "stanza", "torchrl"),
+    *("captum", "darts", "demucs", "flair", "gluonts", "lightning", "neuralforecast", "neuralhydrology"),
+    *("opacus", "pfrl", "pytorch-forecasting", "resemblyzer", "sb3-contrib", "skorch", "stanza"),
+    *("tianshou", "torch-geometric", "torchrl"),
 ]
 GOOD = {"client": "one", "difference": 0.0, "eager": 1e-7, "plain": 1e-7, "layers": {"gatewise.LSTM": 2}}
 
