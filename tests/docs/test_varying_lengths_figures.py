@@ -25,5 +25,6 @@ def test_the_table_is_that_of_the_newest_records():
     found = {(row["dtype"], row["lengths"], row["packed"]): row for row in map(json.loads, lines)}
     block = PAGE.split("<!-- figures: varying_lengths -->\n")[1].split("<!-- /figures: varying_lengths -->")[0]
     assert block.splitlines()[2:] == [
-        f"| {name} | {cells(found['bf16-autocast', *key])} | {cells(found['fp32', *key])} |" for name, key in ROWS.items()
+        f"| {name} | {cells(found['bf16-autocast', *key])} | {cells(found['fp32', *key])} |"
+        for name, key in ROWS.items()
     ]

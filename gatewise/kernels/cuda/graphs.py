@@ -217,7 +217,7 @@ class Replays:
     ) -> bool:
         """Do the same as `_recorded`, with memory of the graph in place of small tensors."""
         moved = self._in_static_memory(tensors)
-        graph = moved and self._captured(stream, device, lambda: issue(moved))
+        graph = None if moved is None else self._captured(stream, device, lambda: issue(moved))
         if moved is None or graph is None:
             return False
         static_graph = StaticGraph(graph, StaticTensors(tensors, moved))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from gatewise.contract.device import Device
 from gatewise.kernels.cuda import driver, toolchain
-from gatewise.kernels.cuda.scratch import bytes_together
+from gatewise.kernels.cuda.scratch import ALIGNMENT, bytes_together
 
 _SMALL = 2**20  # bytes; PyTorch allocates larger tensors apart from small ones
 _MOST_BYTES = 2**22  # of a graph
@@ -58,8 +59,9 @@ class StaticTensors:
     """
 
     def __init__(self, call: CallTensors, moved: CallTensors) -> None:
-        every = (*moved.read, *moved.written, moved.scratch)
-        self._memory = [own for own in every if own is not None and _is_small(own)]
+        self._memory = [
+            own for own in (*moved.read, *moved.written, moved.scratch) if own is not None and _is_small(own)
+        ]
         self._before = _Copies(call.read, moved.read)
         self._after = _Copies(moved.written, call.written)
 
@@ -73,12 +75,15 @@ class StaticTensors:
 
 
 def in_static_memory(call: CallTensors) -> CallTensors:
-    """Return the tensors of a call with uninitialized ones of the same sizes and strides in place of the small ones."""
+    """Return the tensors of a call with uninitialized ones of the same sizes and strides in place of the small ones.
+
+    Tensors that are read and lie in one allocation, such as the weights under autocast, have the same distances in the
+    memory of the graph, because the work may compute neighbours together.
+    """
     # Calls in and outside of inference mode replay the same graph.
     with torch.inference_mode(False):
-        # Each tensor has a place of its own: two that are one in this call may differ in another one.
-        read, written = (tuple([_moved(own) for own in each]) for each in call[:2])
-        return CallTensors(read, written, _moved(call.scratch))
+        written = tuple([_moved(own) for own in call.written])
+        return CallTensors(_moved_together(call.read), written, _moved(call.scratch))
 
 
 def can_be_static(call: CallTensors) -> bool:
@@ -107,6 +112,46 @@ def _moved(tensor: Given) -> Given:
     if tensor is None or not _is_small(tensor):
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _moved_together(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Return memory as `_moved` does, for the parts of an allocation in one piece unless they overlap."""
+    parts: dict[int, list[Tensor]] = {}
+    for own in tensors:
+        if own is not None and _is_small(own) and own.numel():
+            parts.setdefault(own.untyped_storage().data_ptr(), []).append(own)
+    # Tensors that overlap in this call, such as two states that are one, may be apart in another one.
+    pieces = {start: _Allocation(each) for start, each in parts.items() if len(each) > 1 and not _overlap(each)}
+
+    def moved(own: Tensor | None) -> Tensor | None:
+        piece = None if own is None or not _is_small(own) else pieces.get(own.untyped_storage().data_ptr())
+        return _moved(own) if piece is None or own is None or not own.numel() else piece.part_like(own)
+
+    return tuple([moved(own) for own in tensors])
+
+
+def _overlap(tensors: Sequence[Tensor]) -> bool:
+    ends = sorted((own.data_ptr(), own.data_ptr() + own.nbytes) for own in tensors)
+    return any(end > start for (_, end), (start, _) in itertools.pairwise(ends))
+
+
+class _Allocation:
+    """A new allocation with room for the parts of another one.
+
+    Args:
+        parts: The parts.
+    """
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self._start = min(own.data_ptr() for own in parts) // ALIGNMENT * ALIGNMENT
+        size = max(own.data_ptr() + own.nbytes for own in parts) - self._start
+        self._memory = torch.empty(size, dtype=torch.uint8, device=parts[0].device)
+
+    def part_like(self, part: Tensor) -> Tensor:
+        """Return the memory for a part, as far from the beginning of the allocation."""
+        first = part.data_ptr() - self._start
+        values = self._memory[first : first + part.nbytes].view(part.dtype)
+        return values.as_strided(part.shape, part.stride())
 
 
 class _Piece(ctypes.Structure):
@@ -154,13 +199,15 @@ class _Copies:
         """Copy from other tensors."""
         for place, piece in zip(self._places, self._pieces, strict=True):
             piece.source = sources[place].data_ptr()  # type: ignore[union-attr]
-        for launch in self._launches:
-            launch()
+        self._launch()
 
     def copy_to(self, targets: Sequence[Tensor | None]) -> None:
         """Copy to other tensors."""
         for place, piece in zip(self._places, self._pieces, strict=True):
             piece.target = targets[place].data_ptr()  # type: ignore[union-attr]
+        self._launch()
+
+    def _launch(self) -> None:
         for launch in self._launches:
             launch()
 

@@ -229,6 +229,27 @@ def test_two_tensors_may_be_one_in_some_calls(stream):
     assert counts(replays) == (1, 21)
 
 
+def test_parts_of_an_allocation_keep_their_distances(stream):
+    """Work may compute neighbours together, which must not depend on whether it is replayed."""
+    found = []
+
+    def add(tensors):
+        (left, right, alone), (total,), _ = tensors
+        same = left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
+        found.append((same, right.data_ptr() - left.data_ptr(), alone.storage_offset()))
+        torch.add(left, right, out=total).add_(alone)
+
+    replays, held = graphs.Replays(16, 8), []
+    for _ in range(20):
+        buffer, alone, total = torch.randn(100), torch.randn(8), torch.empty(8)
+        held.append((buffer, alone, total))
+        left, right = buffer[4:12], buffer[20:28]
+        replays.play((), CallTensors((left, right, alone), (total,), SCRATCH), torch.device("cuda", 0), add)
+        assert torch.equal(total, left + right + alone)
+    assert counts(replays) == (1, 11)
+    assert set(found) == {(True, 64, 0)}
+
+
 def test_large_tensors_are_part_of_the_key(stream):
     replays, held = graphs.Replays(16, 8), []
     for _ in range(20):

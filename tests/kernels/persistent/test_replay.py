@@ -257,6 +257,24 @@ def test_calls_whose_small_tensors_move_are_replayed(monkeypatch, options, rows_
         assert all(torch.equal(value, held[-1][2][name]) for name, value in found.items())
 
 
+def test_directions_are_multiplied_together_in_replays_of_calls_whose_small_tensors_move(monkeypatch):
+    """Weights of one buffer, as under autocast, lie as batches do in the memory of a graph, too."""
+    monkeypatch.setattr(replay, "_PATIENCE", 0)
+    alone, compute = [], matrix_products._sum
+    monkeypatch.setattr(matrix_products, "_sum", lambda *given: (alone.append(given), compute(*given)))
+    replayed, launch = [], graphs.StaticGraph.launch
+    monkeypatch.setattr(graphs.StaticGraph, "launch", lambda *given: (replayed.append(given), launch(*given)))
+    problem = PROBLEM.replace(hidden_size=8, input_size=8, bidirectional=True)
+    inputs = testing.make_inputs(problem)
+    gradients = testing.make_gradients(problem, inputs)
+    for _ in range(4):
+        buffer = torch.cat([weight.flatten() for weight in inputs.weights])
+        own = moved(inputs)._replace(weights=buffers.views_like(buffer, inputs.weights))
+        testing.run_kernel(persistent, problem, own, moved(gradients))
+    assert len(replayed) == 2 * 3
+    assert not alone
+
+
 def tensors_of(values):
     return [each for each in (*values, *getattr(values, "weights", ())) if isinstance(each, torch.Tensor)]
 
