@@ -20,9 +20,20 @@ def cells(row):
     return f"{1e3 * theirs:.1f} | {1e3 * ours:.1f} | {theirs / ours:.1f}x"
 
 
-def test_the_table_is_that_of_the_newest_records():
+def newest():
     lines = (ROOT / "benchmarks/results/varying_lengths.jsonl").read_text("utf-8").splitlines()
-    found = {(row["dtype"], row["lengths"], row["packed"]): row for row in map(json.loads, lines)}
+    return {(row["dtype"], row["lengths"], row["packed"]): row for row in map(json.loads, lines)}
+
+
+def test_the_readme_has_the_range_of_batches_that_vary_and_are_not_packed():
+    times = [cells(row).split()[-1] for (_, lengths, packed), row in newest().items() if lengths > 1 and not packed]
+    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    least, most = (time.removesuffix("x") for time in (min(times), max(times)))
+    assert f"(docs/benchmarks.md#batches-of-varying-lengths) {least} to {most} times" in text
+
+
+def test_the_table_is_that_of_the_newest_records():
+    found = newest()
     block = PAGE.split("<!-- figures: varying_lengths -->\n")[1].split("<!-- /figures: varying_lengths -->")[0]
     assert block.splitlines()[2:] == [
         f"| {name} | {cells(found['bf16-autocast', *key])} | {cells(found['fp32', *key])} |"
