@@ -1,7 +1,7 @@
 """Graphs are replayed for calls with the same addresses, stream and settings, and only for these."""
 
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -154,23 +154,22 @@ def test_with_no_graphs_allowed_all_work_is_launched(stream):
     assert stream.asked == 0
 
 
+def in_threads(work):
+    """Run work in four threads, and raise what it raised."""
+    with ThreadPoolExecutor(4) as threads:
+        for one in [threads.submit(work) for _ in range(4)]:
+            one.result()
+
+
 def test_threads_may_call_at_the_same_time(stream):
-    replays, failures = graphs.Replays(16, 1000), []
+    replays = graphs.Replays(16, 1000)
 
     def work():
         x, y, scratch = new(), new(), new()
-        try:
-            for _ in range(100):
-                call(replays, x, y, scratch=scratch)
-        except AssertionError as error:
-            failures.append(error)
+        for _ in range(100):
+            call(replays, x, y, scratch=scratch)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work)
     assert replays.replayed == 4 * 98
 
 
@@ -353,19 +352,11 @@ def test_more_tensors_than_one_launch_copies(stream):
 
 
 def test_threads_may_move_small_tensors_at_the_same_time(stream):
-    replays, failures = graphs.Replays(16, 8), []
+    replays = graphs.Replays(16, 8)
 
     def work():
-        try:
-            for _ in range(100):
-                call(replays, new(), new(), scratch=new())
-        except AssertionError as error:
-            failures.append(error)
+        for _ in range(100):
+            call(replays, new(), new(), scratch=new())
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work)
     assert replays.replayed > 300
