@@ -402,7 +402,9 @@ def forked(words, folder):
 
 # Torchrun's command and the processes that it starts import PyTorch for most of the time of their test.
 @pytest.mark.parametrize(
-    "start", [forked, pytest.param(torchrun, marks=[pytest.mark.slow, pytest.mark.exhaustive])], ids=lambda own: own.__name__
+    "start",
+    [forked, pytest.param(torchrun, marks=[pytest.mark.slow, pytest.mark.exhaustive])],
+    ids=lambda own: own.__name__,
 )
 def test_ctrl_c_on_torchrun_saves_and_says_how_to_go_on(small, tmp_path, start):
     process = start(["train", "lm", *map(str, small), "--output", "run", "--epochs", "1000"], tmp_path)
