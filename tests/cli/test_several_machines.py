@@ -93,14 +93,22 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def assert_same_files(one, other):
+    files = [sorted(each.name for each in folder.iterdir()) for folder in (one, other)]
+    assert files[0] == files[1]
+    assert not [name for name in files[1] if name.startswith(".")]
+
+
 def until(found, started, seconds=60.0):
     end = time.monotonic() + seconds
     while not found() and time.monotonic() < end and all(agent.poll() is None for agent in started):
         time.sleep(0.02)
 
 
+# The test below compares two agents with one, too.
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_two_agents_train_as_one(tmp_path, text, workers):
     words = ["--epochs", "1"]
     with agents(tmp_path, text, workers, *words, "--output", "two") as started:
@@ -108,9 +116,7 @@ def test_two_agents_train_as_one(tmp_path, text, workers):
     one_agent(tmp_path / "alone", text, 2 * workers, *words, "--output", "one")
     folders = tmp_path / "alone" / "one", tmp_path / "two"
     assert same(*map(weights, folders))
-    files = [sorted(each.name for each in folder.iterdir()) for folder in folders]
-    assert files[0] == files[1]
-    assert not [name for name in files[1] if name.startswith(".")]
+    assert_same_files(*folders)
     assert printed(tmp_path).count("recipe   lm") == 1, "only the first process reports"
     assert f"{2 * workers} processes" in printed(tmp_path)
 
@@ -128,8 +134,14 @@ def test_a_killed_worker_of_one_agent_costs_the_steps_since_the_checkpoint(tmp_p
         # One restart is enough: no attempt is lost because the two agents count differently.
         assert ended(started, tmp_path) == [0, 0], printed(tmp_path)
     assert "resumed after" in printed(tmp_path)
+    assert "2 processes" in printed(tmp_path)
+    said = {path.name: path.read_text() for path in tmp_path.glob("printed.*")}
+    assert {name for name, each in said.items() if each} == {name for name in said if name.startswith("printed.0.")}
+    assert all(each.count("recipe   lm") == 1 for each in said.values() if each), "only the first process reports"
     one_agent(tmp_path / "alone", text, 2, *words, "--output", "whole")
-    assert same(weights(tmp_path / "alone" / "whole"), weights(tmp_path / "run"))
+    folders = tmp_path / "alone" / "whole", tmp_path / "run"
+    assert same(*map(weights, folders))
+    assert_same_files(*folders)
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def test_the_summaries_have_gradients(gatewise, small, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "accuracy"), [(["--epochs", 6], 0.85), pytest.param([], 0.95, marks=pytest.mark.exhaustive)], ids=str
+    ("words", "accuracy"), [(["--epochs", 3], 0.5), pytest.param([], 0.95, marks=pytest.mark.exhaustive)], ids=str
 )
 def test_the_digits_are_learned_without_naming_data(gatewise, words, accuracy):
     pytest.importorskip("sklearn")
@@ -264,11 +264,14 @@ def test_the_graph_of_a_step_can_be_switched_off(gatewise, small, tmp_path):
 def test_what_was_expected_is_compared(gatewise, small):
     for limit, verdict in ((0.01, "reached"), (1.01, "missed")):
         setting = f"expect.test_accuracy={limit}"
-        answer = gatewise("train", "classify", *small, "--overwrite", "--output", "run", "--set", setting)
+        answer = gatewise(
+            "train", "classify", *small, "--epochs", 1, "--overwrite", "--output", "run", "--set", setting
+        )
         assert f"test accuracy at least {limit:g}: {verdict}" in answer.out
 
 
 def test_a_run_is_neither_overwritten_nor_mixed_up(gatewise, small, table):
+    small = [*small, "--epochs", 1]
     assert gatewise("train", "classify", *small, "--output", "run").status == 0
     before = weights("run")
     answer = gatewise("train", "classify", *small, "--seed", 9, "--output", "run")

@@ -20,7 +20,7 @@ from gatewise.cli.language_model_run import compared
 from gatewise.data import TokenStream
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
-from tests.programs import Program, program_of_torchrun, together, under_torchrun
+from tests.programs import Agent, Program, program_of_torchrun, together, under_torchrun
 
 
 def weights(folder):
@@ -386,19 +386,34 @@ def test_two_processes_have_the_losses_of_one(gatewise, small, tmp_path):
         assert results[0][name] == pytest.approx(results[1][name], rel=1e-4)
 
 
-# The tests of commands that start torchrun itself take seconds.
-@pytest.mark.slow
-def test_ctrl_c_on_torchrun_saves_and_says_how_to_go_on(small, tmp_path):
+def torchrun(words, folder):
+    """Start torchrun's command, which starts `python -m gatewise`."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    options = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = ["-m", "gatewise", "train", "lm", *map(str, small), "--output", "run", "--epochs", "1000"]
-    process = subprocess.Popen([*launcher, *words], **options)
+    with (folder / "printed.command").open("w") as printed:
+        options = {"cwd": folder, "env": environment, "stdout": printed, "stderr": subprocess.STDOUT}
+        return subprocess.Popen([*launcher, "-m", "gatewise", *words], **options)
+
+
+def forked(words, folder):
+    options = ["--standalone", "--nproc-per-node", 2]
+    return Agent(options, folder / "printed.agent", program_of_torchrun, [*words], folder)
+
+
+# Torchrun's command and the processes that it starts import PyTorch for most of the time of their test.
+@pytest.mark.parametrize(
+    "start",
+    [forked, pytest.param(torchrun, marks=[pytest.mark.slow, pytest.mark.exhaustive])],
+    ids=lambda own: own.__name__,
+)
+def test_ctrl_c_on_torchrun_saves_and_says_how_to_go_on(small, tmp_path, start):
+    process = start(["train", "lm", *map(str, small), "--output", "run", "--epochs", "1000"], tmp_path)
     while not RunFolder(tmp_path / "run").model.exists() and process.poll() is None:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert "everything is saved" in out, err
+    os.kill(process.pid, signal.SIGINT)
+    process.wait(60)
+    out = "".join(path.read_text("utf-8") for path in (*tmp_path.glob("printed.*"), *tmp_path.glob("errors.*")))
+    assert "everything is saved" in out, out
     resume = "torchrun --nproc-per-node 2 -m gatewise train lm --output run --resume"
     assert resume in out
     step = read_tensors(RunFolder(tmp_path / "run").checkpoint, CHECKPOINT)[1]["step"]

@@ -227,6 +227,8 @@ def plain_losses(tmp_path_factory):
 
 @pytest.mark.parametrize(("key", "value"), changes())
 def test_the_option_changes_the_run(gatewise, small, tmp_path, key, value, plain_losses):
+    parallel(tmp_path, count=60)  # in place of 150 pairs, which take more than twice as long
+
     def losses(*more):
         shutil.rmtree("run", ignore_errors=True)
         answer = gatewise("train", "nmt", *small, "--output", "run", "--epochs", 1, "--set", "examples=0", *more)

@@ -188,7 +188,8 @@ scans = pytest.mark.skipif(not functional.export._SCANS, reason="this version of
         pytest.param(lambda: LSTM(5, 4, bidirectional=True), "lengths", marks=pytest.mark.exhaustive),
         pytest.param(lambda: LSTM(5, 4, proj_size=3), "resets", marks=pytest.mark.exhaustive),
         pytest.param(lambda: Recurrent(LayerNormGRU(), 5, 4, zoneout=0.1), "nothing", marks=pytest.mark.exhaustive),
-        (lambda: Recurrent(Own(), 5, 4), "lengths"),
+        # A scan of this cell is trained below.
+        pytest.param(lambda: Recurrent(Own(), 5, 4), "lengths", marks=pytest.mark.exhaustive),
     ],
     ids=["lstm", "projection", "layer_norm_gru", "own"],
 )
@@ -211,11 +212,23 @@ def test_a_variable_number_of_steps_becomes_a_scan(layer, extra):
 
 @scans
 @pytest.mark.slow
-def test_a_scan_can_be_trained():
-    layer, x = GRU(5, 4), torch.randn(7, 2, 5)
-    program = export(layer, (torch.randn(3, 2, 5),), dynamic_shapes=(ANY_SIZE,)).module()
-    found = torch.autograd.grad(program(x)[0].square().sum(), program.parameters())
-    torch.testing.assert_close(found, torch.autograd.grad(layer(x)[0].square().sum(), layer.parameters()))
+@pytest.mark.parametrize(
+    "layer",
+    [pytest.param(lambda: GRU(5, 4), marks=pytest.mark.exhaustive), lambda: Recurrent(Own(), 5, 4)],
+    ids=["gru", "own"],
+)
+def test_a_scan_of_any_size_can_be_trained(layer):
+    layer, shapes = layer(), {"input": ANY_SIZE, "lengths": {0: ANY_SIZE[1]}}
+    call = (torch.randn(6, 3, 5),), {"lengths": torch.tensor([6, 0, 2])}
+    exported = export(layer, *call, dynamic_shapes=shapes)
+    assert not of_gatewise(exported)
+    assert targets(exported).count("scan") == 1
+    program = exported.module()
+    for x, lengths in ((torch.randn(9, 4, 5), [9, 0, 3, 4]), (torch.randn(2, 2, 5), [1, 2])):
+        found, expected = (each(x, lengths=torch.tensor(lengths)) for each in (program, layer))
+        torch.testing.assert_close(found, expected)
+    gradients = torch.autograd.grad(found[0].square().sum(), program.parameters())
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected[0].square().sum(), layer.parameters()))
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 
+import numpy as np
 import pytest
 import torch
 from several import COUNT, together
@@ -58,7 +59,7 @@ def in_shards_and_accelerated(model, device):
     return gatewise.accelerate(in_shards(model, device), verbose=False)
 
 
-WAYS = [averaged, averaged_in_place, averaged_and_compiled, in_shards]
+WAYS = [averaged, averaged_in_place, in_shards]
 
 
 def trained(processes, way, layer=gatewise.LSTM, lengths=None):
@@ -128,8 +129,38 @@ def results_of(runs, name):
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_two_processes_train_what_one_does_with_both_shares(runs, way):
-    (first_losses, start, first), (second_losses, _, second) = results_of(runs, way.__name__)
-    losses, _, alone = trained(Processes(0, 1, torch.device(runs[0], 0)), plain)
+    assert_train_what_one_does(runs[0], *results_of(runs, way.__name__))
+
+
+# Compiling takes two processes most of the time of all other jobs; one process compiles below.
+@pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.exhaustive), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+def test_two_processes_that_compile_train_what_one_does_with_both_shares(device, tmp_path):
+    if device == "cuda" and torch.cuda.device_count() < COUNT:
+        pytest.skip("needs two GPUs")
+    context = multiprocessing.get_context("spawn") if device == "cuda" else None
+    jobs = {"compiled": (trained, {"way": averaged_and_compiled})}
+    assert_train_what_one_does(device, *together(tmp_path, jobs, device, context, SECONDS)["compiled"])
+
+
+def test_a_compiled_model_in_a_group_of_one_process_trains_what_it_does_alone():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        (losses, _, ours), (alone, _, expected) = (
+            trained(Processes(0, 1, torch.device("cpu")), way) for way in (averaged_and_compiled, plain)
+        )
+    finally:
+        torch.distributed.destroy_process_group()
+        torch.compiler.reset()
+    assert losses == pytest.approx(alone, rel=1e-5)
+    for one, other in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def assert_train_what_one_does(device, one_of_two, other_of_two):
+    (first_losses, start, first), (second_losses, _, second) = one_of_two, other_of_two
+    losses, _, alone = trained(Processes(0, 1, torch.device(device, 0)), plain)
     assert all((one == other).all() for one, other in zip(first, second, strict=True)), "weights of both processes"
     # A wrong part of the batch would change the weights as much as training does; rounding does not.
     assert distance(first, alone) < 0.001 * distance(start, alone)

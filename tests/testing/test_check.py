@@ -1,5 +1,7 @@
 """The check finds and names every kind of wrong result."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from gatewise.contract.errors import ArgumentError
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.aten import aten
 from gatewise.kernels.eager import eager
+from tests.pairwise import exhaustive_unless
 
 PROBLEM = Problem(5, 3, 3, 7, proj_size=2, num_layers=2, needs_grad=True)
 
@@ -56,9 +59,16 @@ def touched(tensor):
 TARGETS = ["y", "h_n", "c_n", "x", "h0", "c0", "weight_ih_l0", "weight_hh_l1", "weight_hr_l1"]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+CHANGES = [touched, lambda tensor: tensor * float("nan"), torch.zeros_like, torch.Tensor.double, lambda t: t[:1]]
+
+
+# Each tensor is changed a little, and an output and a gradient in every way.
 @pytest.mark.parametrize(
-    "change", [touched, lambda tensor: tensor * float("nan"), torch.zeros_like, torch.Tensor.double, lambda t: t[:1]]
+    ("target", "change"),
+    exhaustive_unless(
+        [*((name, touched) for name in TARGETS), *itertools.product(("y", "weight_hh_l1"), CHANGES[1:])],
+        itertools.product(TARGETS, CHANGES),
+    ),
 )
 def test_one_wrong_tensor_is_named(target, change):
     name = target if target in ("y", "h_n", "c_n") else f"d{target}"

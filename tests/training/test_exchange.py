@@ -265,7 +265,7 @@ def different_uses(processes: Processes):
     return [each.detach().numpy() for each in model.parameters()]
 
 
-LENGTHS = [[5, 3, 5] * 7, [4, 4, 3] * 7]
+LENGTHS = [[5, 3, 5] * 4, [4, 4, 3] * 4]
 VALUES = np.random.default_rng(0).standard_normal((3, 6, SIZE)).astype(np.float32)
 WITH_NAN = VALUES.copy()
 WITH_NAN[0, 1, 2], WITH_NAN[1, 0, 3] = np.nan, np.inf

@@ -23,7 +23,7 @@ def language_model(processes, folder, stop_at=0, dropout=0.0, waits=False, **opt
     """Train a small language model together; with `waits`, that of the last process synchronises by reading its
     loss."""
     device, last = processes.device, processes.rank == processes.count - 1
-    tokens = torch.randint(50, (4 * 205 + 4,), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(50, (4 * 105 + 4,), generator=torch.Generator().manual_seed(0))
     shares = {"device": device, "rank": processes.rank, "processes": processes.count}
     torch.manual_seed(0)
     model = LanguageModel(50, 64, 64, 2, dropout=dropout, embedding_dropout=dropout, layer_dropout=dropout)
@@ -31,7 +31,7 @@ def language_model(processes, folder, stop_at=0, dropout=0.0, waits=False, **opt
     if waits and last:
         model.loss = waiting(model)
     data = StopAt(TokenStream(tokens, 4, 10, rotate=True, **shares), stop_at if last else 0)
-    return fitted(processes, folder, model, data, TokenStream(tokens[:400], 4, 10, **shares), **options)
+    return fitted(processes, folder, model, data, TokenStream(tokens[:200], 4, 10, **shares), **options)
 
 
 def waiting(model):
@@ -106,7 +106,7 @@ def runs(request, tmp_path_factory):
     }
     jobs = {name: (job, {"folder": folder / name} | options) for name, (job, options) in kinds.items()}
     parts = kinds["whole"][1] | {"folder": folder / "parts"}
-    jobs["stopped"] = (language_model, parts | {"stop_at": 30})
+    jobs["stopped"] = (language_model, parts | {"stop_at": 15})
     jobs["resumed"] = (language_model, parts)
     jobs |= {f"shapes {kind}": (of_different_shapes, {"recorded": kind, "sizes": SIZES}) for kind in (0, 1)}
     jobs["waits"] = (language_model, {"folder": folder / "waits", "waits": True})
@@ -147,7 +147,7 @@ def test_weights_are_equal_on_both_devices_to_the_bit(runs):
 
 def test_an_interruption_of_two_devices_and_the_rest_end_in_the_same_bits(runs):
     _, folder, found = runs
-    assert [(each["step"], each["interrupted"]) for each in found["stopped"]] == [(50, True), (50, True)]
+    assert [(each["step"], each["interrupted"]) for each in found["stopped"]] == [(25, True), (25, True)]
     assert files_of(folder / "whole") == files_of(folder / "parts")
 
 

@@ -79,16 +79,23 @@ def test_a_measured_row(tiny, observer) -> None:
     assert found.settings["reset_rate"] == 0.03
 
 
-def test_every_cell_case_precision_and_direction_is_a_row(tiny, observer) -> None:
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_every_cell_case_precision_and_direction_is_a_row(tiny, observer, count) -> None:
     precisions = (LAYER_PRECISIONS["fp32"], LAYER_PRECISIONS["bf16"])
     directions = ("train", "inference")
-    changes = {"cells": measured_cells(), "cases": TINY, "precisions": precisions, "directions": directions}
+    changes = {"cells": measured_cells(), "cases": TINY[:count], "precisions": precisions, "directions": directions}
     rows = records_of(tiny, observer, ways=(RESETS,), **changes)
     found = [(each.cell, each.case, each.dtype, each.direction) for each in rows]
-    assert len(set(found)) == len(found) == len(measured_cells()) * 2 * 2 * 2
+    assert len(set(found)) == len(found) == len(measured_cells()) * count * 2 * 2
     assert observer.announced == len(observer.steps) == len(found)
     for each in rows:
         assert statuses(each) == {CELL: "measured", RESETS: "measured"}, f"{each.cell}: {each.ways[CELL].note}"
+
+
+def test_a_single_step_is_a_row(tiny, observer) -> None:
+    cells, directions = chosen_cells(["gru", "layer_norm_lstm"]), ("train", "inference")
+    rows = records_of(tiny, observer, cells=cells, cases=TINY[1:], directions=directions, ways=(RESETS,))
+    assert [statuses(each) for each in rows] == [{CELL: "measured", RESETS: "measured"}] * 4
 
 
 def test_the_lstm_is_not_compared_with_itself(tiny, observer) -> None:
@@ -118,8 +125,9 @@ def test_calls_with_other_masks_than_those_of_the_truth_are_wrong(tiny, observer
     assert statuses(found) == {CELL: "measured"} | dict.fromkeys(WITH_MASKS, "wrong")
 
 
-def test_compiled_ways(tiny, observer, traced_only) -> None:
-    case = LSTMCase("whole", 32, 2, 4)
+def test_compiled_ways(tiny, observer, traced_only, monkeypatch) -> None:
+    monkeypatch.setattr("gatewise.benchmarks.cells.run.WHOLE_TIME", 9)  # tracing 32 steps takes seconds
+    case = LSTMCase("whole", 9, 2, 4)
     short, long = records_of(tiny, observer, cases=(TINY[0], case), ways=OPTIONAL)
     assert (STEP in short.ways, WHOLE in short.ways) == (True, False)
     assert (long.ways[STEP].status, long.ways[WHOLE].status) == ("measured", "measured")

@@ -59,6 +59,12 @@ def test_ways_learn_as_plain_pytorch_does(case, way: Way, precision: str, replay
     assert sum(eager.ours[4:]) < 0.99 * sum(eager.ours[:4])
 
 
+@pytest.mark.parametrize(
+    "case",
+    [TINY_CASES[0], *(pytest.param(each, marks=pytest.mark.exhaustive) for each in TINY_CASES[1:])],
+    ids=lambda case: case.name,
+    indirect=True,
+)
 def test_a_rival_that_adds_up_pieces_learns_alike(case, check, monkeypatch) -> None:
     own = check.side(PLAIN)
     whole = check.learning(own, own.launch)

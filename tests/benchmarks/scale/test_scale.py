@@ -84,14 +84,12 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_a_run_on_one_and_two_processes_and_its_report(tmp_path: Path) -> None:
-    ran = call("--quick", "--device", "cpu", "--batch", "2", "--batch", "3", "--plot", "pictures/scale")
+    ran = call("--quick", "--device", "cpu", "--batch", "3", "--plot", "pictures/scale")
     assert ran.exit_code == 0, ran.stdout
     assert (tmp_path / "pictures" / "scale.svg").is_file()
     rows = lines_of(tmp_path / "benchmarks/results/scale_quick.jsonl")
     found = [(each["settings"]["processes"], each["settings"]["batch"], each["way"]) for each in rows]
-    assert found == [
-        (count, batch, way.name) for count in (1, 2) for batch in (2, 3) for way in TRAININGS["lm"].ways.default
-    ]
+    assert found == [(count, 3, way.name) for count in (1, 2) for way in TRAININGS["lm"].ways.default]
     for each in rows:
         assert each["status"] == MEASURED
         assert each["runs"] == 3
@@ -108,17 +106,27 @@ def test_a_run_on_one_and_two_processes_and_its_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forked")
-def test_translation_on_one_and_two_processes_and_its_report(tmp_path: Path) -> None:
-    ran = call("--quick", "--device", "cpu", "--model", "nmt", "--batch", "3", "--runs", "1")
+@pytest.mark.parametrize(
+    ("count", "names"),
+    [
+        pytest.param(1, [], marks=pytest.mark.exhaustive),
+        pytest.param(2, [], marks=pytest.mark.exhaustive),
+        # The rows that send bfloat16 are compared with others, which takes as long as these.
+        (2, ["gatewise train nmt", "gatewise train nmt, rows"]),
+    ],
+    ids=["one", "two", "two, named"],
+)
+def test_translation_on_one_or_two_processes_and_its_report(tmp_path: Path, count: int, names: list[str]) -> None:
+    options = ["--processes", str(count), "--batch", "3", "--runs", "1"]
+    options += [word for name in names for word in ("--way", name)]
+    ran = call("--quick", "--device", "cpu", "--model", "nmt", *options)
     assert ran.exit_code == 0, ran.stdout
     rows = lines_of(tmp_path / "benchmarks/results/scale_quick.jsonl")
-    ways = TRAININGS["nmt"].ways.default
-    assert [(each["settings"]["processes"], each["way"]) for each in rows] == [
-        (count, way.name) for count in (1, 2) for way in ways
-    ]
-    for each, way in zip(rows, 2 * ways, strict=True):
+    ways = TRAININGS["nmt"].ways.named(names)
+    assert [(each["settings"]["processes"], each["way"]) for each in rows] == [(count, way.name) for way in ways]
+    for each, way in zip(rows, ways, strict=True):
         assert (each["status"], each["settings"]["model"], each["settings"]["batch"]) == (MEASURED, "nmt", 3)
-        words = each["settings"]["processes"] * 3 * QUICK_TRANSLATION.target
+        words = count * 3 * QUICK_TRANSLATION.target
         assert each["words_per_second"] == pytest.approx(words / each["median"])
         rounded = " in bfloat16" if way.bfloat16 else ""
         assert each["note"] == f"the loss of 8 steps of training is that of plain PyTorch, DDP{rounded}"
@@ -154,12 +162,22 @@ class Answers(list):
 
 def test_each_row_is_announced_and_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Answers(monkeypatch)
-    worker.measure(TASK, ALONE)
-    assert [each.get("begins") for each in found] == [TASK.ways[0], None, TASK.ways[1], None]
-    for answer in found.results().values():
+    worker.measure(dataclasses.replace(TASK, batches=(2, 3)), ALONE)
+    assert [each.get("begins") for each in found] == [TASK.ways[0], None, TASK.ways[1], None] * 2
+    assert [each["batch"] for each in found if "way" in each] == [2, 2, 3, 3]
+    for answer in (each for each in found if "way" in each):
         assert answer["status"] == MEASURED
         assert len(answer["samples"]) == 2
         assert min(answer["samples"]) > 0
+
+
+def test_translation_is_measured_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, own = Answers(monkeypatch), TranslationTraining(QUICK_TRANSLATION)
+    ways = ("gatewise train nmt",)
+    worker.measure(dataclasses.replace(TASK, model="nmt", training=own, ways=ways, runs=1), ALONE)
+    (answer,) = found.results().values()
+    assert (answer["status"], len(answer["samples"])) == (MEASURED, 1)
+    assert answer["note"] == "the loss of 8 steps of training is that of plain PyTorch, DDP"
 
 
 def test_a_row_with_other_losses_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ LARGE = next(shape for shape in reference.SHAPES if shape[3] > 1000)
 
 @pytest.mark.parametrize(
     ("shape", "density", "which", "sequences"),
-    [*each_value(SPARSE, (1, 2)), (LARGE, 0.05, "both", True)],
+    [*each_value(SPARSE, (1, 2)), pytest.param(LARGE, 0.05, "both", True, marks=pytest.mark.exhaustive)],
     ids=name_of,
 )
 @pytest.mark.parametrize("device", DEVICES)

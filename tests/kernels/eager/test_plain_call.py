@@ -96,19 +96,26 @@ CELLS = [*ALL, *SHIPPED]
 )
 def test_a_plain_call_agrees_with_the_passes(cell, form):
     torch.manual_seed(0)
-    problem = Problem(4, 3, 5, 6, dtype=torch.float64, cell=cell, **FORMS[form])
+    check_both(Problem(4, 3, 5, 6, dtype=torch.float64, cell=cell, **FORMS[form]))
+
+
+def check_both(problem):
     check_inference(problem)
     check_recorded(problem)
     check_recorded(problem.replace(time=1))
 
 
-@settings(few, max_examples=40)
+@settings(few, max_examples=20)
 @given(generators, sources())
 def test_a_plain_call_of_a_random_cell_agrees_with_the_passes(generator, source):
-    problem = problem_of(generator, source)
-    check_inference(problem)
-    check_recorded(problem)
-    check_recorded(problem.replace(time=1))
+    check_both(problem_of(generator, source))
+
+
+@pytest.mark.exhaustive
+@settings(few, max_examples=200)
+@given(generators, sources())
+def test_a_plain_call_of_many_random_cells_agrees_with_the_passes(generator, source):
+    check_both(problem_of(generator, source))
 
 
 BASE = Problem(4, 3, 5, 6)

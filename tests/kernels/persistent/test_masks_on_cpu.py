@@ -96,7 +96,10 @@ def test_number_formats(monkeypatch, sources, cell, numbers):
             *(LSTM(), {"bidirectional": True, "hidden_size": 13, "num_layers": 2, **RAGGED}),
             marks=pytest.mark.exhaustive,
         ),
-        (LSTM(), {"num_layers": 2, "hidden_size": 21, "resets": True, "bias": False}),
+        pytest.param(
+            *(LSTM(), {"num_layers": 2, "hidden_size": 21, "resets": True, "bias": False}),
+            marks=pytest.mark.exhaustive,
+        ),
         (LSTM(), {"batch": 1, "time": 9}),
         pytest.param(LSTM(), {"time": 1, "bidirectional": True}, marks=pytest.mark.exhaustive),
         (LSTM(), {"needs_grad": False, "hidden_size": 13, "num_layers": 3}),

@@ -47,11 +47,9 @@ def sources(monkeypatch):
     return launch_on_cpu(monkeypatch, DEVICE)
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [SLSTM(), *(pytest.param(cell, marks=pytest.mark.exhaustive) for cell in CELLS if cell != SLSTM())],
-    ids=named,
-)
+# The layouts and clusters below have all of these cells.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("cell", CELLS, ids=named)
 def test_cells(sources, cell):
     check(sources, PROBLEM.replace(cell=cell, bias=cell.bias))
 

@@ -58,7 +58,7 @@ def cut(monkeypatch, cut_where):
         (1, 1, {"hidden_size": 40, "resets": True, **RAGGED}),
         (1, 1, {"dtype": torch.float16, "hidden_size": 72}),
         (1, 1, {**TF32, "hidden_size": 33, "bidirectional": True}),
-        (1, 1, {"hidden_size": 40, "num_layers": 2}),
+        pytest.param(1, 1, {"hidden_size": 40, "num_layers": 2}, marks=pytest.mark.exhaustive),
     ],
     ids=str,
 )
@@ -70,7 +70,7 @@ def test_values_and_gradients(cut, split, buffers, options):
     assert macros["forward.cu"]["BUFFERS"] == macros["backward.cu"]["BUFFERS"] == buffers
 
 
-@pytest.mark.parametrize("slow", [0, 1, 3])
+@pytest.mark.parametrize("slow", [0, pytest.param(1, marks=pytest.mark.exhaustive), 3])
 def test_a_slow_block_of_a_cluster_is_waited_for(cut, slow):
     sources = cut(2, 1)
     sources.slow = slow

@@ -31,12 +31,14 @@ from tests.programs import processes_that_start_fast
 
 # The same settings on every machine; for others and for more: python -m gatewise.testing.trials --device cpu.
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 21))]
-SETTINGS = 45  # of each seed; five seconds on one core
+SETTINGS = 30  # of each seed; three seconds on one core
 SECONDS = 10.0  # on a GPU
 
 pytestmark = pytest.mark.usefixtures("passes_alone")
 
 MODES = ["eager", "explicit", "inference", "no_grad", "compile"]
+# Compiling takes most of the time of a trial; the tests below compile other settings, too.
+SELDOM_COMPILED = [*MODES[:-1], pytest.param("compile", marks=pytest.mark.exhaustive)]
 
 
 @pytest.mark.slow
@@ -74,7 +76,7 @@ def with_wrong_last_step(result, problem, inputs):
     return result._replace(y=torch.cat([result.y[:-1], result.y[-1:] * 1.01]))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SELDOM_COMPILED)
 def test_resets_that_are_ignored_are_wrong(mode, monkeypatch):
     setting = Setting(
         time=5, batch=3, hidden_size=4, bidirectional=True, mode=mode, batch_first=True, lengths="int64", resets="uint8"
@@ -152,7 +154,7 @@ def test_the_gradient_of_a_dropped_matrix_is_held_to_the_error_of_its_kept_eleme
         ("layer_norm_lstm", "zoneout_others"),
     ],
 )
-@pytest.mark.parametrize("mode", ["eager", "no_grad", "compile"])
+@pytest.mark.parametrize("mode", ["eager", "no_grad", SELDOM_COMPILED[-1]])
 def test_a_nan_is_seen_in_units_that_keep_their_state(mode, cell, rate):
     for seed in range(1 if mode == "compile" else 4):
         trial(Setting(time=6, batch=2, hidden_size=2, cell=cell, mode=mode, poison="x", seed=seed, **{rate: 0.5}))
