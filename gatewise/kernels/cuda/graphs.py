@@ -38,14 +38,14 @@ import torch
 
 from gatewise.contract.errors import GatewiseError
 from gatewise.kernels.cuda import driver
-from gatewise.kernels.cuda.static_tensors import CallTensors, StaticTensors, can_be_static, in_static_memory
+from gatewise.kernels.cuda.static_tensors import CallTensors, StaticTensors, can_be_static, static_tensors
 
 _MOST_REMEMBERED = 1024  # calls with other addresses, as of a loop over time with one call for each step
 _MOST_STREAMS = 4  # in addition to the default stream
 _FREELY = 8  # captures of a kind of call that are free
 _REPLAYS_PER_CAPTURE = 1  # before each further one, so that loops of n calls are recorded in log2(n) iterations
 _MOST_FAILURES = 3
-_MOST_STATIC_GRAPHS = 2  # of a kind of call: of two streams, or of two sets of large tensors
+_STATIC_FREELY, _REPLAYS_PER_STATIC_CAPTURE = 4, 16  # the same for graphs with memory of their own
 _DEFAULT_STREAM = 0
 
 _log = logging.getLogger(__name__)
@@ -101,6 +101,58 @@ class StaticGraph(NamedTuple):
         self.statics.copy_out(tensors)
 
 
+class StaticGraphs:
+    """The graphs of one kind of call that have memory of their own in place of small tensors.
+
+    Args:
+        most: The largest number of graphs.
+        patience: The number of calls that are issued, although large tensors stay where they are, before a capture.
+    """
+
+    def __init__(self, most: int, patience: int) -> None:
+        self._graphs: Graphs[StaticGraph] = Graphs(most)
+        self._patience = patience
+        self._issued: OrderedDict[Hashable, int] = OrderedDict()
+        self._recorded = self._replayed = 0
+        self._possible = True
+
+    def get(self, key: Hashable) -> StaticGraph | None:
+        """Return the graph of a key, which is replayed then; None if there is none."""
+        found = self._graphs.get(key)
+        self._replayed += found is not None
+        return found
+
+    def is_due(self, key: Hashable) -> bool:
+        """Count a call that is not replayed, and return whether there were so many of its key that it is captured."""
+        rarely = self._replayed < _REPLAYS_PER_STATIC_CAPTURE * (self._recorded - _STATIC_FREELY)
+        if rarely or not self._possible:
+            return False
+        issued = self._issued[key] = self._issued.pop(key, 0) + 1
+        if len(self._issued) > _MOST_REMEMBERED:
+            self._issued.popitem(last=False)
+        return issued > self._patience
+
+    def add(self, key: Hashable, graph: StaticGraph) -> None:
+        """Add a graph that was captured."""
+        self._recorded += 1
+        self._graphs.add(key, graph)
+        self._issued.pop(key, None)
+
+    def memory_for(self, key: Hashable, tensors: CallTensors) -> tuple[StaticTensors, CallTensors] | None:
+        """Return memory for a capture, and the tensors there; None if there is none, or calls cannot be captured so."""
+        try:
+            if can_be_static(tensors):
+                return static_tensors(tensors)
+            self._possible = False  # all calls of a kind have the same sizes
+        except MemoryError as error:
+            self._issued.pop(key, None)  # it is tried again later
+            _log.info("a call was not captured as a CUDA graph: %s", error)
+        except (RuntimeError, GatewiseError) as error:  # the copies cannot be compiled or launched
+            self._possible = False
+            _log.info("calls are not captured as CUDA graphs with memory of their own: %s", error)
+        return None
+
+
 class Replays:
     """The captured graphs of one kind of call.
 
@@ -124,9 +176,7 @@ class Replays:
         self._lock = threading.Lock()  # several threads may call, and a graph must not be launched by two at once
         self._graphs: Graphs[driver.Graph] = Graphs(most_graphs)
         self._seen: OrderedDict[Hashable, bool] = OrderedDict()
-        self._static_graphs: Graphs[StaticGraph] = Graphs(_MOST_STATIC_GRAPHS)
-        self._patience = patience
-        self._issued: OrderedDict[Hashable, int] = OrderedDict()
+        self._static_graphs = StaticGraphs(most_graphs, patience)
 
     def play(
         self,
@@ -150,7 +200,7 @@ class Replays:
         if not self._records or torch.cuda.is_current_stream_capturing():
             issue(tensors)
             return
-        stream, (read, written, scratch) = driver.current_stream(device), tensors
+        stream, (read, written, scratch, _) = driver.current_stream(device), tensors
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (*read, *written)]
         key = (stream, *settings, scratch.data_ptr(), *addresses)
         with self._lock:
@@ -159,27 +209,23 @@ class Replays:
                 self.replayed += 1
                 graph.launch(stream, device)
                 return
-            key_of_large = (stream, *settings, *tensors.without_small())
+            # Small tensors have no addresses in it, by which devices differ.
+            key_of_large = (device.index, stream, *settings, *tensors.without_small())
             static_graph = self._static_graphs.get(key_of_large)
             if static_graph is not None:
                 self.replayed += 1
                 static_graph.launch(tensors, stream, device)
                 return
-            comes_back, moves = self._comes_back(key), self._moves(key_of_large)
-        if moves and self._recorded_static(key_of_large, tensors, stream, device, issue):
+            is_due, comes_back = self._static_graphs.is_due(key_of_large), self._comes_back(key)
+        if is_due and self._recorded_static(key_of_large, tensors, stream, device, issue):
             return
         if comes_back and self._recorded(key, stream, device, lambda: issue(tensors)):
             return
         issue(tensors)
 
-    @property
-    def _is_worthwhile(self) -> bool:
-        """Whether the captures so far are replayed often enough to make further ones."""
-        rarely = self.replayed < _REPLAYS_PER_CAPTURE * (self.recorded - _FREELY)
-        return self._failures < _MOST_FAILURES and not rarely
-
     def _comes_back(self, key: Hashable) -> bool:
-        if not self._is_worthwhile:
+        rarely = self.replayed < _REPLAYS_PER_CAPTURE * (self.recorded - _FREELY)
+        if self._failures >= _MOST_FAILURES or rarely:
             return False
         if self._seen.pop(key, False):
             return True
@@ -187,15 +233,6 @@ class Replays:
         if len(self._seen) > _MOST_REMEMBERED:
             self._seen.popitem(last=False)
         return False
-
-    def _moves(self, key: Hashable) -> bool:
-        """Whether many calls with the same large tensors were issued, because small ones had other addresses."""
-        if self._failures >= _MOST_FAILURES:
-            return False
-        issued = self._issued[key] = self._issued.pop(key, 0) + 1
-        if len(self._issued) > _MOST_REMEMBERED:
-            self._issued.popitem(last=False)
-        return issued > self._patience
 
     def _recorded(self, key: Hashable, stream: int, device: torch.device, issue: Callable[[], None]) -> bool:
         """Capture the work and launch its graph; return False if it cannot be captured."""
@@ -216,26 +253,21 @@ class Replays:
         issue: Callable[[CallTensors], None],
     ) -> bool:
         """Do the same as `_recorded`, with memory of the graph in place of small tensors."""
-        moved = self._in_static_memory(tensors)
-        graph = None if moved is None else self._captured(stream, device, lambda: issue(moved))
-        if moved is None or graph is None:
+        if self._failures >= _MOST_FAILURES or capture_streams(device.index).of(stream) is None:
             return False
-        static_graph = StaticGraph(graph, StaticTensors(tensors, moved))
         with self._lock:
+            memory = self._static_graphs.memory_for(key, tensors)
+        if memory is None:
+            return False
+        statics, moved = memory
+        graph = self._captured(stream, device, lambda: issue(moved))
+        if graph is None:
+            return False
+        with self._lock:
+            static_graph = StaticGraph(graph, statics)
             self._static_graphs.add(key, static_graph)
-            self._issued.pop(key, None)
             static_graph.launch(tensors, stream, device)
         return True
-
-    def _in_static_memory(self, tensors: CallTensors) -> CallTensors | None:
-        try:
-            if can_be_static(tensors):
-                return in_static_memory(tensors)
-        except torch.OutOfMemoryError:
-            pass
-        with self._lock:
-            self._failures += 1
-        return None
 
     def _captured(self, stream: int, device: torch.device, issue: Callable[[], None]) -> driver.Graph | None:
         capture_stream = capture_streams(device.index).of(stream)

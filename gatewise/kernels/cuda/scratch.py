@@ -13,8 +13,7 @@ from torch import Tensor
 
 from gatewise.contract.device import Device
 
-ALIGNMENT = 512
-"""The bytes of which every address in PyTorch's allocator is a multiple."""
+_ALIGNMENT = 512  # bytes, as in PyTorch's allocator
 
 
 def bytes_together(sizes: Iterable[int]) -> int:
@@ -23,7 +22,7 @@ def bytes_together(sizes: Iterable[int]) -> int:
 
 
 def _rounded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 @functools.lru_cache(maxsize=4096)
@@ -85,7 +84,7 @@ class Scratch:
         return words.as_strided(sizes, _strides(sizes), first + start // dtype.itemsize)  # type: ignore[arg-type]
 
     def _in_words(self, dtype: torch.dtype, memory: Tensor) -> tuple[Tensor, int]:
-        words = memory[: memory.numel() // ALIGNMENT * ALIGNMENT].view(dtype)
+        words = memory[: memory.numel() // _ALIGNMENT * _ALIGNMENT].view(dtype)
         self._words[dtype] = words, int(words.storage_offset())
         return self._words[dtype]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import weakref
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -19,10 +20,12 @@ from torch import Tensor
 
 from gatewise.contract.device import Device
 from gatewise.kernels.cuda import driver, toolchain
-from gatewise.kernels.cuda.scratch import ALIGNMENT, bytes_together
+from gatewise.kernels.cuda.scratch import Scratch, bytes_together
 
 _SMALL = 2**20  # bytes; PyTorch allocates larger tensors apart from small ones
 _MOST_BYTES = 2**22  # of a graph
+_SHARE_OF_ALL = 1 / 256  # of a device's memory, for all graphs: 560 MiB of an H200
+_ABSENT, _MOVES = -1, 0  # in place of addresses
 _PIECES = 32
 _THREADS, _MOST_BLOCKS = 256, 64  # of a piece
 
@@ -36,16 +39,29 @@ class CallTensors(NamedTuple):
         read: The tensors that the call reads, contiguous; None for those that it does not have.
         written: The tensors that it writes, as `read`.
         scratch: The memory for everything else that it writes and reads.
+        allocations: For each of the first tensors that it reads, such as weights, the first one in the same allocation:
+            calls may compute neighbours together, which are neighbours in the memory of a graph, too. Empty if it does
+            not matter.
     """
 
     read: tuple[Tensor | None, ...]
     written: tuple[Tensor | None, ...]
     scratch: Tensor
+    allocations: tuple[int, ...] = ()
 
     def without_small(self) -> tuple[int, ...]:
-        """Return the addresses of the tensors that a graph has no memory of its own for; 0 for the others."""
+        """Return what a graph with memory in place of small tensors depends on: which tensors there are, and where.
+
+        These are the addresses of the large tensors, and numbers that tell small tensors from absent ones.
+        """
         every = (*self.read, *self.written, self.scratch)
-        return tuple([0 if own is None or own.nbytes <= _SMALL else own.data_ptr() for own in every])
+        places = [_ABSENT if own is None else _MOVES if own.nbytes <= _SMALL else own.data_ptr() for own in every]
+        return (*places, *self.allocations)
+
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether it matters that tensors which are read lie in one allocation."""
+        return len(set(self.allocations)) < len(self.allocations)
 
 
 class StaticTensors:
@@ -59,9 +75,8 @@ class StaticTensors:
     """
 
     def __init__(self, call: CallTensors, moved: CallTensors) -> None:
-        self._memory = [
-            own for own in (*moved.read, *moved.written, moved.scratch) if own is not None and _is_small(own)
-        ]
+        every = (*moved.read, *moved.written, moved.scratch)
+        self._memory = [own for own in every if own is not None and _is_small(own)]
         self._before = _Copies(call.read, moved.read)
         self._after = _Copies(moved.written, call.written)
 
@@ -74,22 +89,45 @@ class StaticTensors:
         self._after.copy_to(call.written)
 
 
-def in_static_memory(call: CallTensors) -> CallTensors:
-    """Return the tensors of a call with uninitialized ones of the same sizes and strides in place of the small ones.
+def static_tensors(call: CallTensors) -> tuple[StaticTensors, CallTensors]:
+    """Return memory of a graph for a call that `can_be_static`, and the tensors of the call there, for the capture.
 
-    Tensors that are read and lie in one allocation, such as the weights under autocast, have the same distances in the
-    memory of the graph, because the work may compute neighbours together.
+    Raises:
+        MemoryError: The graphs of the device have as much memory as they may have, or the device has no more.
     """
+    device, size = call.scratch.device, size_of(call)
+    held = _held_by_graphs(device)
+    if sum(list(held.values())) + size > _SHARE_OF_ALL * Device.probe(device).memory_bytes:
+        raise MemoryError("the graphs of the device may not have more memory in place of small tensors")
+    try:
+        moved = in_static_memory(call)
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(str(error)) from error
+    statics = StaticTensors(call, moved)
+    held[statics] = size
+    return statics, moved
+
+
+@functools.lru_cache(maxsize=64)
+def _held_by_graphs(device: torch.device) -> weakref.WeakKeyDictionary[StaticTensors, int]:
+    """Return the bytes that each graph of a device has in place of small tensors, as long as it exists."""
+    return weakref.WeakKeyDictionary()
+
+
+def in_static_memory(call: CallTensors) -> CallTensors:
+    """Return the tensors of a call with uninitialized ones of the same sizes and strides in place of the small ones."""
     # Calls in and outside of inference mode replay the same graph.
     with torch.inference_mode(False):
-        written = tuple([_moved(own) for own in call.written])
-        return CallTensors(_moved_together(call.read), written, _moved(call.scratch))
+        read = _moved_together(call.read) if call.has_neighbours else [_moved(own) for own in call.read]
+        written = [_moved(own) for own in call.written]
+        return call._replace(read=tuple(read), written=tuple(written), scratch=_moved(call.scratch))
 
 
 def can_be_static(call: CallTensors) -> bool:
     """Return whether a graph can have memory for the small tensors of a call: they are not too large together."""
-    dense = all(own is None or not _is_small(own) or _is_dense(own) for own in (*call.read, *call.written))
-    return dense and size_of(call) <= _MOST_BYTES
+    small = [own for own in (*call.read, *call.written) if own is not None and _is_small(own)]
+    apart = not call.has_neighbours or not any(map(_overlap, _by_allocation(call.read)))
+    return apart and all(map(_is_dense, small)) and size_of(call) <= _MOST_BYTES
 
 
 def size_of(call: CallTensors) -> int:
@@ -114,44 +152,29 @@ def _moved(tensor: Given) -> Given:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
-def _moved_together(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Return memory as `_moved` does, for the parts of an allocation in one piece unless they overlap."""
-    parts: dict[int, list[Tensor]] = {}
+def _moved_together(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return memory as `_moved` does, for those that lie in one allocation in one piece and in the same order."""
+    moved: dict[int, Tensor] = {}
+    for parts in _by_allocation(tensors):
+        room = torch.empty(bytes_together([own.nbytes for own in parts]), dtype=torch.uint8, device=parts[0].device)
+        memory = Scratch(room, room)
+        for own in parts:
+            place = memory.new_empty(own.numel(), dtype=own.dtype)
+            moved[id(own)] = place.as_strided(own.shape, own.stride(), place.storage_offset())
+    return [moved.get(id(own)) if id(own) in moved else _moved(own) for own in tensors]
+
+
+def _by_allocation(tensors: Sequence[Tensor | None]) -> list[list[Tensor]]:
+    """Return the small tensors that share an allocation with others, by allocation and address."""
+    found: dict[int, list[Tensor]] = {}
     for own in tensors:
         if own is not None and _is_small(own) and own.numel():
-            parts.setdefault(own.untyped_storage().data_ptr(), []).append(own)
-    # Tensors that overlap in this call, such as two states that are one, may be apart in another one.
-    pieces = {start: _Allocation(each) for start, each in parts.items() if len(each) > 1 and not _overlap(each)}
-
-    def moved(own: Tensor | None) -> Tensor | None:
-        piece = None if own is None or not _is_small(own) else pieces.get(own.untyped_storage().data_ptr())
-        return _moved(own) if piece is None or own is None or not own.numel() else piece.part_like(own)
-
-    return tuple([moved(own) for own in tensors])
+            found.setdefault(own.untyped_storage().data_ptr(), []).append(own)
+    return [sorted(parts, key=Tensor.data_ptr) for parts in found.values() if len(parts) > 1]
 
 
-def _overlap(tensors: Sequence[Tensor]) -> bool:
-    ends = sorted((own.data_ptr(), own.data_ptr() + own.nbytes) for own in tensors)
-    return any(end > start for (_, end), (start, _) in itertools.pairwise(ends))
-
-
-class _Allocation:
-    """A new allocation with room for the parts of another one.
-
-    Args:
-        parts: The parts.
-    """
-
-    def __init__(self, parts: Sequence[Tensor]) -> None:
-        self._start = min(own.data_ptr() for own in parts) // ALIGNMENT * ALIGNMENT
-        size = max(own.data_ptr() + own.nbytes for own in parts) - self._start
-        self._memory = torch.empty(size, dtype=torch.uint8, device=parts[0].device)
-
-    def part_like(self, part: Tensor) -> Tensor:
-        """Return the memory for a part, as far from the beginning of the allocation."""
-        first = part.data_ptr() - self._start
-        values = self._memory[first : first + part.nbytes].view(part.dtype)
-        return values.as_strided(part.shape, part.stride())
+def _overlap(parts: Sequence[Tensor]) -> bool:
+    return any(one.data_ptr() + one.nbytes > other.data_ptr() for one, other in itertools.pairwise(parts))
 
 
 class _Piece(ctypes.Structure):

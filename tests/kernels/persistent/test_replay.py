@@ -257,6 +257,33 @@ def test_calls_whose_small_tensors_move_are_replayed(monkeypatch, options, rows_
         assert all(torch.equal(value, held[-1][2][name]) for name, value in found.items())
 
 
+@pytest.mark.parametrize("present", [[False] * 6 + [True] * 6, [True] * 6 + [False] * 6, [False, True] * 6], ids=str)
+def test_a_gradient_of_the_final_state_that_not_every_step_has(request, monkeypatch, present):
+    """A loop changes its loss, or goes over windows of a sequence of which all but the last hand on their state."""
+    request.addfinalizer(plan.plan_of.cache_clear)
+    plan.plan_of.cache_clear()
+    monkeypatch.setattr(plan, "choose", lambda *arguments: types.SimpleNamespace(chosen="persistent"))
+    monkeypatch.setattr(replay, "_PATIENCE", 2)
+    replayed, launch = [], graphs.StaticGraph.launch
+    monkeypatch.setattr(graphs.StaticGraph, "launch", lambda *given: (replayed.append(given), launch(*given)))
+    torch.manual_seed(0)
+    layer = gatewise.LSTM(6, 5, dtype=torch.float64)
+    theirs = torch.nn.LSTM(6, 5, dtype=torch.float64)
+    theirs.load_state_dict(layer.state_dict())
+    held = []
+    for of_state in present:
+        x = torch.randn(4, 3, 6, dtype=torch.float64)
+        found = []
+        for own in (layer, theirs):
+            y, (h_n, _) = own(x)
+            loss = y.sum() + 10 * h_n.square().sum() if of_state else y.sum()
+            found.append(torch.autograd.grad(loss, list(own.parameters())))
+        held.append((x, found))
+        for one, other in zip(*found, strict=True):
+            assert testing.relative_error(one, other) < 1e-6
+    assert len(replayed) > len(present)
+
+
 def test_directions_are_multiplied_together_in_replays_of_calls_whose_small_tensors_move(monkeypatch):
     """Weights of one buffer, as under autocast, lie as batches do in the memory of a graph, too."""
     monkeypatch.setattr(replay, "_PATIENCE", 0)
