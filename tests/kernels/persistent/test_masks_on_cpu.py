@@ -165,8 +165,9 @@ def test_a_recording_belongs_to_the_addresses_of_its_masks(sources, monkeypatch)
         scratch_bytes = 1 << 16
 
         def play(self, settings, tensors, device, issue):
-            keys.append([None if tensor is None else tensor.data_ptr() for tensor in tensors])
-            issue()
+            every = (*tensors.read, *tensors.written, tensors.scratch)
+            keys.append([None if tensor is None else tensor.data_ptr() for tensor in every])
+            issue(tensors)
 
     monkeypatch.setattr(replay, "_replays", lambda *given: Played())
     replay.stack_of.cache_clear()

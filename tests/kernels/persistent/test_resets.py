@@ -163,8 +163,9 @@ def test_a_recording_belongs_to_the_address_of_its_resets():
         scratch_bytes = 1 << 16
 
         def play(self, settings, tensors, device, issue):
-            keys.append([None if tensor is None else tensor.data_ptr() for tensor in tensors])
-            issue()
+            every = (*tensors.read, *tensors.written, tensors.scratch)
+            keys.append([None if tensor is None else tensor.data_ptr() for tensor in every])
+            issue(tensors)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replay, "_replays", lambda *given: Played())
