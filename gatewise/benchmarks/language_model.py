@@ -97,6 +97,7 @@ class _Tables:
 
     def __init__(self, settings: Settings, vocabulary: int, about: Run) -> None:
         self._settings = settings
+        self._leads = _LEADS if settings.device.type == "cuda" else 0
         self._vocabulary = vocabulary
         self._about = about
         self._batches = _batches(settings, vocabulary)
@@ -156,14 +157,13 @@ class _Tables:
 
     def _sample(self, steps: dict[str, TrainingStep], samples: dict[str, list[float]], observer: Observer) -> None:
         settings = self._settings
-        leads = dict.fromkeys(steps, _LEADS if settings.device.type == "cuda" else 0)
         for name, seconds in sample_in_turn(
             steps,
             device=settings.device,
             runs=settings.runs,
             warmups=settings.warmups,
             calls=settings.calls,
-            leads=leads,
+            leads=dict.fromkeys(steps, self._leads),
             budget=settings.budget,
         ):
             observer.step(f"timing {name}")
@@ -205,7 +205,7 @@ class _Tables:
                 "vocabulary": self._vocabulary,
                 "corpus": settings.corpus.name if settings.corpus else "random tokens",
                 "steps_a_sample": settings.calls,
-                "steps_before_a_sample": _LEADS,
+                "steps_before_a_sample": self._leads,
             },
             way=way.name,
             kernel=way.kernel,

@@ -50,9 +50,10 @@ class CallTensors(NamedTuple):
     allocations: tuple[int, ...] = ()
 
     def without_small(self) -> tuple[int, ...]:
-        """Return what a graph with memory in place of small tensors depends on: which tensors there are, and where.
+        """Return the key of a graph with memory in place of small tensors.
 
-        These are the addresses of the large tensors, and numbers that tell small tensors from absent ones.
+        The key has the addresses of the large tensors, numbers that tell small tensors from absent ones, and
+        `allocations`.
         """
         every = (*self.read, *self.written, self.scratch)
         places = [_ABSENT if own is None else _MOVES if own.nbytes <= _SMALL else own.data_ptr() for own in every]
@@ -161,7 +162,7 @@ def _moved_together(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         for own in parts:
             place = memory.new_empty(own.numel(), dtype=own.dtype)
             moved[id(own)] = place.as_strided(own.shape, own.stride(), place.storage_offset())
-    return [moved.get(id(own)) if id(own) in moved else _moved(own) for own in tensors]
+    return [moved[id(own)] if id(own) in moved else _moved(own) for own in tensors]
 
 
 def _by_allocation(tensors: Sequence[Tensor | None]) -> list[list[Tensor]]:

@@ -238,7 +238,10 @@ def _writing(written: Sequence[Any]) -> Result:
 
 
 def _reading_results(inputs: Inputs, result: Result, read: Sequence[Any]) -> tuple[Inputs, Result, OutputGradients]:
-    """Return what a backward pass reads, with tensors in the order in which `Stack.backward` lists them."""
+    """Return the inputs, results and gradients that a backward pass reads.
+
+    The tensors of `read` are in the order in which `Stack.backward` lists them.
+    """
     count = len(read) - len(OutputGradients._fields)
     first = count - len(result.kept) - 1
     y, *kept = read[first:count]
