@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import json
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from gatewise.benchmarks import record
 from gatewise.benchmarks.lstm.record import EAGER, GRAPH, TRAIN, LayerRecord, newest
 
 ROOT = Path(__file__).parents[2]
-HALVES = {"c06559b", "d535a43b3c"}  # the commits of the records with float16 products after the loop
 
 
 def records(name):
@@ -22,31 +20,16 @@ def page():
     return " ".join((ROOT / "docs/benchmarks.md").read_text("utf-8").split())
 
 
-def of_halves(rows):
-    return {(row.dtype, row.direction) for row in rows if row.run.commit[:10] in HALVES}
+def times(row, mode):
+    return [row.times[mode][way].median for way in ("gatewise", "nn.GRU")]
 
 
-def test_the_page_names_the_commit_of_every_cell():
-    rows = records("lstm")
-    assert {row.dtype for row in rows} == {"bf16", "tf32", "fp16", "fp32"}
-    (commit, _), (later, _), (directions, _), (last, _) = collections.Counter(
-        row.run.commit[:10] for row in rows
-    ).most_common()
-    assert len({row.run.date[:10] for row in rows if row.run.commit[:10] == commit}) == 1
-    again = [row for row in rows if row.run.commit[:10] == later]
-    assert len({row.case for row in again}) == 6
-    assert {row.dtype for row in again} == {"bf16", "tf32", "fp16"}
-    twice = [row for row in rows if row.run.commit[:10] == directions]
-    assert {row.case for row in twice} == {"tagger", "tagger_ragged", "nmt_encoder", "asr"}
-    assert {row.dtype for row in twice} == {"bf16", "tf32", "fp16"}
-    assert {(row.case, row.dtype) for row in rows if row.run.commit[:10] == last} == {("tagger_ragged", "fp32")}
-    text = page()
-    assert (
-        f"All rows were measured in one run on one machine, at commit {commit}, but those of six wide shapes "
-        f"in bf16, fp16 and tf32, which were measured again at commit {later}"
-    ) in text
-    assert f"those of the four bidirectional shapes in the same precisions, at commit {directions}," in text
-    assert f"(tagger_ragged also in fp32, at commit {last})" in text
+def test_the_page_names_the_commit_of_all_rows_of_lstms_and_grus():
+    found = {name: {(row.run.commit, row.run.date) for row in records(name)} for name in ("lstm", "gru")}
+    ((commit, _),) = found["lstm"]
+    assert [own for own, _ in found["gru"]] == [commit]
+    assert f"All rows were measured in one run on one machine, at commit {commit[:10]}." in page()
+    assert "These rows, too, were measured in one run on one machine, at the same commit." in page()
 
 
 def test_the_page_on_kernels_states_whole_calls_by_warpgroups():
@@ -76,11 +59,22 @@ def test_the_page_compares_normalized_layers_with_cudnn():
     assert f"in the case 100-64-1024 it is {least:.2f} times as fast there, in all others at least 1.2 times." in page()
 
 
-def test_the_page_states_which_records_of_grus_are_newer():
-    rows = records("gru")
-    assert of_halves(rows) == {("tf32", TRAIN)}
-    assert all(row.run.commit[:10] in HALVES for row in rows if (row.dtype, row.direction) == ("tf32", TRAIN))
-    first, second = sorted(HALVES)
-    assert f"Training in TF32 is of commits {first} and {second}, with float16 products" in page()
-    (again,) = {row.run.commit[:10] for row in rows if row.dtype == "bf16"}
-    assert f"and bf16 was measured again at commit {again};" in page()
+def test_the_page_states_where_grus_called_from_python_are_slower():
+    every = record.read_lines(record.path_of(ROOT / record.RESULTS, "gru"), LayerRecord)
+    rows = [row for row in every if (row.case, row.dtype, row.direction) == ("ptb_large", "fp32", TRAIN)]
+    (before, called), captured = (
+        ([ours / theirs for ours, theirs in (times(row, EAGER) for row in rows[-2:])]),
+        rows[-1],
+    )
+    ours, theirs = times(captured, GRAPH)
+    assert (
+        f"took {called:.2f} times as long as that of `torch.nn.GRU` there, and {before:.2f} times in an earlier"
+        in page()
+    )
+    assert f"graph it takes {ours / theirs:.2f} times as long" in page()
+    slower = {
+        (row.case, row.dtype, row.direction)
+        for row in records("gru")
+        if row.direction == TRAIN and times(row, EAGER)[0] > times(row, EAGER)[1] / 0.96
+    }
+    assert slower == {("ptb_large", "fp32", TRAIN)}
