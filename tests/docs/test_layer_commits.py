@@ -20,10 +20,6 @@ def page():
     return " ".join((ROOT / "docs/benchmarks.md").read_text("utf-8").split())
 
 
-def times(row, mode):
-    return [row.times[mode][way].median for way in ("gatewise", "nn.GRU")]
-
-
 def test_the_page_names_the_commit_of_all_rows_of_lstms_and_grus():
     found = {name: {(row.run.commit, row.run.date) for row in records(name)} for name in ("lstm", "gru")}
     ((commit, _),) = found["lstm"]
@@ -57,24 +53,3 @@ def test_the_page_compares_normalized_layers_with_cudnn():
     assert 1 < least < min(ratios.values())
     assert min(ratios.values()) >= 1.2
     assert f"in the case 100-64-1024 it is {least:.2f} times as fast there, in all others at least 1.2 times." in page()
-
-
-def test_the_page_states_where_grus_called_from_python_are_slower():
-    every = record.read_lines(record.path_of(ROOT / record.RESULTS, "gru"), LayerRecord)
-    rows = [row for row in every if (row.case, row.dtype, row.direction) == ("ptb_large", "fp32", TRAIN)]
-    (before, called), captured = (
-        ([ours / theirs for ours, theirs in (times(row, EAGER) for row in rows[-2:])]),
-        rows[-1],
-    )
-    ours, theirs = times(captured, GRAPH)
-    assert (
-        f"took {called:.2f} times as long as that of `torch.nn.GRU` there, and {before:.2f} times in an earlier"
-        in page()
-    )
-    assert f"graph it takes {ours / theirs:.2f} times as long" in page()
-    slower = {
-        (row.case, row.dtype, row.direction)
-        for row in records("gru")
-        if row.direction == TRAIN and times(row, EAGER)[0] > times(row, EAGER)[1] / 0.96
-    }
-    assert slower == {("ptb_large", "fp32", TRAIN)}

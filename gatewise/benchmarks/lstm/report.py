@@ -228,15 +228,14 @@ def _shortfalls(records: Sequence[LayerRecord]) -> list[str]:
 
 
 def _below_one(records: Sequence[LayerRecord]) -> list[str]:
-    how = GRAPH if any(record.speed_up(GRAPH) for record in records) else EAGER
-    where = "under a CUDA graph" if how == GRAPH else "eager"
     found = [
-        f"{_title(key)}: {', '.join(cases)}"
+        f"{_title(key)}, {name}: {', '.join(cases)}"
         for key, rows in tables(records).items()
+        for how, name in _HOW.items()
         if (cases := slower(rows, how, 1 - _NOISE))
     ]
     beyond = f"by more than the {_NOISE:.0%} that runs differ by"
-    return [f"Slower than `torch.{records[0].rival}` {where}, {beyond}: {'; '.join(found)}.", ""] if found else []
+    return [f"Slower than `torch.{records[0].rival}`, {beyond}: {'; '.join(found)}.", ""] if found else []
 
 
 def _mean(

@@ -153,8 +153,15 @@ def test_markdown(rows: list[LayerRecord]) -> None:
     assert lines[0] == "Times as fast as `torch.nn.LSTM`, geometric means over 6 shapes (`gatewise bench lstm`):"
     assert "| bf16 | 2.71x | 1.36x | 8.00x | 4.00x | 0.50x |" in lines
     assert "| fp16 | 16.00x | 8.00x |  |  | 0.50x |" in lines
-    found = "Slower than `torch.nn.LSTM` under a CUDA graph, by more than the 3% that runs differ by: bf16, train step:"
+    found = "Slower than `torch.nn.LSTM`, by more than the 3% that runs differ by: bf16, train step, CUDA graph:"
     assert f"{found} decode_64_1024 0.50x." in lines
+
+
+def test_markdown_names_cells_that_are_slower_when_called(cell: LayerRecord) -> None:
+    slow = faster(cell, 0.2)
+    (eager,), (graph,) = report.slower([slow], "eager"), report.slower([slow], "graph")
+    found = f"bf16, train step, eager: {eager}; bf16, train step, CUDA graph: {graph}."
+    assert found in report.markdown([slow])
 
 
 def test_what_runs_differ_by_is_not_called_slower(cell: LayerRecord) -> None:

@@ -355,18 +355,6 @@ def test_a_fifth_stream_takes_no_memory(stream, monkeypatch):
     assert counts(replays) == (0, 0)
 
 
-def test_copies_that_cannot_be_compiled_leave_calls_as_they_are(stream, monkeypatch):
-    def fail(device):
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(static_tensors, "_code", fail)
-    replays, held = graphs.Replays(16, 8), []
-    for _ in range(20):
-        held.append((new(), new()))
-        call(replays, *held[-1])
-    assert counts(replays) == (0, 0)
-
-
 def test_large_tensors_are_part_of_the_key(stream):
     replays, held = graphs.Replays(16, 8), []
     for _ in range(20):
@@ -427,11 +415,16 @@ def test_the_memory_of_a_graph_is_limited(stream, monkeypatch):
     assert counts(replays) == (0, 0)
 
 
-def test_a_graph_without_memory_is_not_captured(stream, monkeypatch):
-    def fail(tensors):
-        raise torch.OutOfMemoryError("none is left")
+@pytest.mark.parametrize(
+    ("part", "error"),
+    [("in_static_memory", torch.OutOfMemoryError("none is left")), ("_code", RuntimeError("no compiler"))],
+    ids=["no memory", "no compiler"],
+)
+def test_a_graph_without_memory_or_copies_is_not_captured(stream, monkeypatch, part, error):
+    def fail(given):
+        raise error
 
-    monkeypatch.setattr(static_tensors, "in_static_memory", fail)
+    monkeypatch.setattr(static_tensors, part, fail)
     replays, held = graphs.Replays(16, 8), []
     for _ in range(20):
         held.append((new(), new()))
