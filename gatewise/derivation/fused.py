@@ -55,6 +55,7 @@ class Coefficients:
     direct: tuple[sympy.Expr, ...]
 
 
+@functools.lru_cache(maxsize=256)
 def carried_states(cell: Cell) -> tuple[str, ...]:
     """Return the names of the states that a fused kernel carries from step to step in registers.
 

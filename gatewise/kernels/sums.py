@@ -70,15 +70,17 @@ def bias_of_sums(cell: Cell, b_ih: Tensor | None, b_hh: Tensor | None) -> Tensor
     """Return the bias of each gate sum [S*H] from both bias vectors [G*H]; None without biases."""
     if b_ih is None or b_hh is None:
         return None
-    gates, sums = len(cell.gates), len(cell.sums)
-    if gates == sums and len(recurrent_runs(cell)) == 1:
+    gates, runs = len(cell.gates), recurrent_runs(cell)
+    if len(cell.sums) == gates and len(runs) == 1:
         return b_ih + b_hh
-    found = b_ih.new_zeros(sums, b_ih.shape[0] // gates)
-    found[:gates] = b_ih.unflatten(0, (gates, -1))
-    of_gates = b_hh.unflatten(0, (gates, -1))
-    for run in recurrent_runs(cell):
-        found[run.sums : run.sums + run.number] += of_gates[run.gates : run.gates + run.number]
-    return found.flatten()
+    size = b_ih.shape[0] // gates
+    # Sums without an input product follow those with one, and each is the recurrent product of a gate.
+    recurrent = sorted(run for run in runs if not run.adds)
+    found = torch.cat([b_ih, *(run.rows_of(b_hh, size) for run in recurrent)])
+    for run in runs:
+        if run.adds:
+            found.narrow(0, run.sums * size, run.number * size).add_(run.rows_of(b_hh, size))
+    return found
 
 
 def bias_gradients(cell: Cell, sums: Tensor) -> tuple[Tensor, Tensor]:

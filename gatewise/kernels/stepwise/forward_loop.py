@@ -12,7 +12,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.carried import carried_size
 from gatewise.kernels.cuda.scratch import Allocator
-from gatewise.kernels.stack import Layer
+from gatewise.kernels.stack import Layer, stacked
 from gatewise.kernels.stepwise.launch import Forward, ForwardProjection, Launch, address
 from gatewise.kernels.stepwise.parameters import (
     dropped,
@@ -26,7 +26,6 @@ from gatewise.kernels.stepwise.plan import Products, memory_bytes, products_of, 
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from gatewise.kernels.stepwise.products import forward_weights, product, state_dtype
 from gatewise.kernels.stepwise.recording import key_of, recorder
-from gatewise.kernels.sums import bias_of_sums
 
 
 class LoopOutputs(NamedTuple):
@@ -73,7 +72,14 @@ class StepBuffers(NamedTuple):
         )
 
 
-def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, lengths: Tensor | None) -> LoopOutputs:
+def run(
+    problem: Problem,
+    layout: ProductLayout,
+    layer: Layer,
+    gates: Tensor,
+    biases: list[Tensor | None],
+    lengths: Tensor | None,
+) -> LoopOutputs:
     """Run the loop over time.
 
     Args:
@@ -82,6 +88,7 @@ def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, le
         layer: The inputs of the layer.
         gates: The gate sums of all steps [D, T, B, S*H]. The first G*H columns contain the input products. If a
             backward pass follows, they are overwritten by the values that it needs, such as activated gates.
+        biases: The bias of each gate sum, one tensor [S*H] for each direction; None in place of each without biases.
         lengths: The lengths of the sequences [B], int64, on the device; None if all sequences have T steps.
     """
     directions, time, batch, _ = gates.shape
@@ -93,7 +100,7 @@ def run(problem: Problem, layout: ProductLayout, layer: Layer, gates: Tensor, le
         cells = layout.planes(gates, *states[:3], carried_size(problem), dtype=kept_dtype(problem))
     statistics = statistics_of(problem, gates) if problem.needs_grad else None
     unprojected = layout.planes(gates, *states, dtype=dtype) if problem.needs_grad and projected else None
-    bias = _launched_bias(problem, layout, layer)
+    bias = _launched_bias(problem, layout, biases)
     recurrent = [weights.w_hh for weights in layer.weights]
     masks, factors = masks_of(layer), factors_of(problem, layer)
     undropped = None if factors is None else layer.h0.clone(memory_format=torch.contiguous_format)
@@ -213,7 +220,7 @@ def _outputs(layout: ProductLayout, like: Tensor, time: int, batch: int, directi
     return like.new_empty(time, directions, size, batch).permute(0, 3, 1, 2)
 
 
-def _launched_bias(problem: Problem, layout: ProductLayout, layer: Layer) -> Tensor | None:
+def _launched_bias(problem: Problem, layout: ProductLayout, biases: list[Tensor | None]) -> Tensor | None:
     """Return the biases [D, S*H] that the element-wise kernel adds, or None.
 
     In column-major layout it adds all biases; in row-major layout only those of sums without an input product, because
@@ -221,5 +228,4 @@ def _launched_bias(problem: Problem, layout: ProductLayout, layer: Layer) -> Ten
     """
     if not layout.column_major and len(problem.cell.sums) == len(problem.cell.gates):
         return None
-    biases = [bias_of_sums(problem.cell, own.b_ih, own.b_hh) for own in layer.weights]
-    return None if biases[0] is None else torch.stack([bias for bias in biases if bias is not None])
+    return stacked(biases)

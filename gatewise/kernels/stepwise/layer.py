@@ -43,10 +43,10 @@ def forward(problem: Problem, layer: Layer, layout: ProductLayout | None = None)
     with _current(layer.x.device), products_in_tf32(problem):
         gates = layout.sequence(layer.x, directions, time, batch, len(problem.cell.sums) * problem.hidden_size)
         x = layer.x.reshape(time * batch, -1)
-        for share, weights in zip(gates, layer.weights, strict=True):
-            bias = bias_of_sums(problem.cell, weights.b_ih, weights.b_hh)
+        biases = [bias_of_sums(problem.cell, weights.b_ih, weights.b_hh) for weights in layer.weights]
+        for share, weights, bias in zip(gates, layer.weights, biases, strict=True):
             _input_sums(layout, x, weights.w_ih, bias, share.flatten(0, 1))
-        found = forward_loop.run(problem, layout, layer, gates, lengths)
+        found = forward_loop.run(problem, layout, layer, gates, biases, lengths)
     y, h_n, c_n, cells, further = found
     if lengths is not None:
         # The final hidden state of an empty sequence is its initial one.

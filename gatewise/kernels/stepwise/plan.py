@@ -88,6 +88,7 @@ def rank(problem: Problem, device: Device, layout: ProductLayout) -> float:
     return forward + product * factor + launch(moved) + transposed
 
 
+@functools.lru_cache(maxsize=4096)
 def memory_bytes(problem: Problem) -> int:
     """Return the bytes of the buffers that all steps share: states, sums, a copy of the recurrent weights, zeros."""
     states = problem.batch * (9 * problem.hidden_size + 4 * problem.state_size)
@@ -111,6 +112,7 @@ def runs_of(time: int) -> list[int]:
     return [longest] * (time // longest) + rest
 
 
+@functools.lru_cache(maxsize=4096)
 def starts_early(problem: Problem, device: Device) -> bool:
     """Return whether launches should start before the preceding product ends: not if it is short or 16-bit."""
     kind = products_of(problem)

@@ -30,7 +30,7 @@ from gatewise.kernels.stepwise.launch import Backward, Forward, Launch
 from gatewise.kernels.stepwise.plan import FEWEST_STEPS, runs_of
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 
-_MOST_RECORDERS, _MOST_GRAPHS = 4, 64
+_MOST_RECORDERS, _MOST_GRAPHS, _MOST_VIEWS = 4, 64, 256
 _ALIGNMENT = 256
 _TABLE_BYTES = 512
 
@@ -55,6 +55,7 @@ class Recorder:
         self._device = device
         self._memory: Tensor | None = None
         self._used = 0
+        self._views: dict[tuple[object, ...], Tensor] = {}  # of `_memory`, by place, shape and dtype
         self._graphs = Graphs(_MOST_GRAPHS)
         self._done = torch.cuda.Event()
         self._stream = stream
@@ -70,6 +71,7 @@ class Recorder:
         needed += _TABLE_BYTES + 8 * _ALIGNMENT
         if self._memory is None or self._memory.numel() < needed:
             self._graphs.clear()
+            self._views.clear()
             self._memory = None
             # Later calls outside inference mode write to this tensor, too, so it must not be an inference tensor.
             with torch.inference_mode(False):
@@ -82,10 +84,18 @@ class Recorder:
 
     def new_empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Return an uninitialized tensor, at the same address in every call of the same sizes."""
-        count = math.prod(shape)
-        start, self._used = self._used, self._used + -(-count * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        assert self._memory is not None  # `begin` comes first
-        return self._memory[start : start + count * dtype.itemsize].view(dtype).view(shape)
+        start, bytes_needed = self._used, math.prod(shape) * dtype.itemsize
+        self._used += -(-bytes_needed // _ALIGNMENT) * _ALIGNMENT
+        place = (start, shape, dtype)
+        found = self._views.get(place)
+        if found is None:
+            assert self._memory is not None  # `begin` comes first
+            with torch.inference_mode(False):  # for the same reason as in `begin`
+                found = self._memory[start : start + bytes_needed].view(dtype).view(shape)
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            self._views[place] = found
+        return found
 
     def play(self, key: Hashable, launch: Launch, arguments: Forward | Backward, one_step: OneStep) -> None:
         """Write a call's arguments to the table and replay its steps; capture graphs that do not exist yet.
