@@ -14,8 +14,9 @@ like the former one, and by where, when and with what commit the calls were meas
 take only calls whose work the kernel states otherwise than the file has it, as after a change of tilings. With
 `--replays` the times of calls from Python stay: those of different kernels are compared, and are comparable only if the
 CPU was equally fast.
-`draw` runs training calls of shapes drawn at random on every kernel that accepts them, and `add` adds those that the
-file does not have; also those of a run of `predictions.py`, once its predictions were judged.
+`draw` runs training calls of shapes drawn at random on every kernel that accepts them (with `--one-step`, calls of one
+step of a few sequences without gradients), and `add` adds those that the file does not have; also those of a run of
+`predictions.py`, once its predictions were judged.
 """
 
 from __future__ import annotations
@@ -221,14 +222,16 @@ def draw(given: argparse.Namespace) -> int:
     device = torch.device(given.device)
     numbers, run, (least, most) = Device.probe(device), Run.now(device), given.steps
     steps = "any number of" if (least, most) == _ANY_STEPS else f"{least} to {most}"
-    source = f"benchmarks/rates.py: shapes drawn at random with seed {given.seed}, training with {steps} steps"
+    kind = f"training with {steps} steps"
+    if given.one_step:
+        steps, kind = "single", "one step of up to 8 sequences without gradients, of LSTMs and GRUs"
+    source = f"benchmarks/rates.py: shapes drawn at random with seed {given.seed}, {kind}"
     # Draws with one seed differ in their shapes by their steps, and in their times by the commit.
     name = f"drawn {given.seed} with {steps} steps, {run.date[:10]} {run.commit[:7]}"
     record = Record(name, numbers, source, run.commit[:7], run.date[:10], run.torch)
     files.append_line(given.file, points.record_line(record))
-    drawn = (
-        problem for problem in shapes.drawn(given.seed, numbers, training=True) if least <= _steps(problem) <= most
-    )
+    every = shapes.of_one_step(given.seed) if given.one_step else shapes.drawn(given.seed, numbers, training=True)
+    drawn = (problem for problem in every if given.one_step or least <= _steps(problem) <= most)
     count = 0
     for found in layer_times.measured(drawn, device, record, seconds=given.seconds):
         for point in found:
@@ -309,6 +312,8 @@ def main(words: Sequence[str] | None = None) -> int:
         steps = "steps of all layers and directions of a call (default: any)"
         names = ("LEAST", "MOST")
         command[each.__name__].add_argument("--steps", type=int, nargs=2, default=_ANY_STEPS, metavar=names, help=steps)
+    one_step = "calls of one step of up to 8 sequences without gradients, by LSTMs and GRUs, instead of training calls"
+    command["draw"].add_argument("--one-step", action="store_true", help=one_step)
     command["draw"].add_argument("--seed", type=int, required=True, help="of the shapes")
     command["add"].add_argument("--seed", type=int, help="of the run of predictions.py")
     for each in (again, write, draw, add):

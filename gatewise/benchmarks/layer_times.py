@@ -19,7 +19,7 @@ from gatewise.contract.capture import for_cuda_graph
 from gatewise.contract.device import Device
 from gatewise.contract.errors import GatewiseError
 from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
-from gatewise.nn import LSTM
+from gatewise.nn import GRU, LSTM
 from gatewise.selection import kernel_named, points, predicted
 from gatewise.selection.points import Point, Record
 from gatewise.selection.timing import captured, time_callable
@@ -47,7 +47,7 @@ Stopwatch = Callable[[str, Problem, torch.device], Times]
 
 
 def stopwatch(kernel: str, problem: Problem, device: torch.device) -> Times:
-    """Measure a call of `gatewise.LSTM` on a kernel: a forward pass, in training with the backward pass.
+    """Measure a call of `gatewise.LSTM` or `GRU` on a kernel: a forward pass, in training with the backward pass.
 
     Raises:
         RuntimeError: The call failed, or ran out of memory.
@@ -67,7 +67,7 @@ def stopwatch(kernel: str, problem: Problem, device: torch.device) -> Times:
 def step_of(kernel: str, problem: Problem, device: torch.device) -> Callable[[], None]:
     """Return a function that makes a call of a problem on random numbers."""
     options = {"bidirectional": problem.bidirectional, "bias": problem.bias, "memory": LEAN if problem.lean else NORMAL}
-    layer = LSTM(
+    layer = {"lstm": LSTM, "gru": GRU}[problem.cell.name](
         problem.input_size,
         problem.hidden_size,
         problem.num_layers,

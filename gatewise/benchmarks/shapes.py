@@ -1,4 +1,4 @@
-"""Shapes of LSTM calls spread over what people compute: drawn at random, or spread evenly so that few say much."""
+"""Shapes of calls spread over what people compute: drawn at random, or spread evenly so that few say much."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from gatewise.cells import GRU, LSTM
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.selection import predicted
@@ -34,6 +35,28 @@ def drawn(seed: int, device: Device, *, training: bool | None = None) -> Iterato
     generator = random.Random(seed)
     while True:
         yield from _kept([[generator.random() for _ in range(_DIMENSIONS)]], device, training)
+
+
+def of_one_step(seed: int) -> Iterator[Problem]:
+    """Yield inference calls of one step of up to 8 sequences, by LSTMs and GRUs, drawn at random without end."""
+    generator = random.Random(seed)
+    while True:
+        multiple = generator.choice(_ALIGNED)
+        hidden = min(2048, max(multiple, round(_between(32, 2048, generator.random()) / multiple) * multiple))
+        dtype, tf32 = PRECISIONS[generator.choice(tuple(PRECISIONS))]
+        yield Problem(
+            time=1,
+            batch=generator.choice((1, 1, 1, 2, 3, 4, 5, 6, 7, 8)),
+            input_size=generator.choice((hidden, hidden, round(_between(16, 2048, generator.random()) / 4) * 4)),
+            hidden_size=hidden,
+            num_layers=generator.choice((1, 1, 2, 3)),
+            dtype=dtype,
+            needs_grad=False,
+            allow_tf32=tf32,
+            captured=True,
+            announced=True,
+            cell=generator.choice((LSTM(), GRU())),
+        )
 
 
 def designed(device: Device) -> Iterator[Problem]:

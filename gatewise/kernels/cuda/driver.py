@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
@@ -158,6 +159,15 @@ def ensure_context(device_index: int) -> None:
 
 
 _threads = threading.local()
+_NO_CHANGE = contextlib.nullcontext()
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which a device is the current one, which does nothing where it already is, or for a CPU."""
+    # A tensor of the device exists, so CUDA is initialised.
+    if device.type != "cuda" or device.index == torch._C._cuda_getDevice():
+        return _NO_CHANGE
+    return torch.cuda.device(device)
 
 
 def current_stream(device: torch.device) -> int:

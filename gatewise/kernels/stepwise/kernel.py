@@ -25,6 +25,7 @@ from gatewise.kernels.stepwise.criteria import CRITERIA
 from gatewise.kernels.stepwise.parameters import kept_dtype, statistics_count
 from gatewise.kernels.stepwise.plan import FEWEST_STEPS, held_bytes, memory_bytes, product_layout_of, runs_of
 from gatewise.kernels.stepwise.products import state_dtype
+from gatewise.kernels.stepwise.single_criteria import is_single_call
 
 
 class _Stepwise:
@@ -38,7 +39,8 @@ class _Stepwise:
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
     sets_up_in_captures = True
     widens_gradients = False
-    traces = Traces(frozenset({"step_forward"}), frozenset({"step_backward"}))  # entry points in cuda/*.cu
+    # Entry points in cuda/*.cu.
+    traces = Traces(frozenset({"step_forward", "single_call"}), frozenset({"step_backward"}))
 
     def single_use(self, problem: Problem) -> bool:
         return True  # the gradients of the gates overwrite the kept gates
@@ -47,10 +49,19 @@ class _Stepwise:
         return CRITERIA
 
     def algorithm(self, problem: Problem, device: Device) -> str:
+        if is_single_call(problem):
+            return "one launch for each layer, which computes the products, too"
         layout = str(product_layout_of(problem, device))
         return layout if is_fused(problem.cell) else f"{layout}, a block of threads for each sequence"
 
     def work(self, problem: Problem, device: Device) -> Work:
+        if is_single_call(problem):
+            return Work(
+                matmul_flops=problem.matmul_flops,
+                bytes_moved=problem.parameter_count * problem.element_bytes,
+                launches=problem.num_layers,
+                operators=3,  # which allocate the results
+            )
         layers, directions = problem.num_layers, problem.num_directions
         passes, loops = (3, 2) if problem.needs_grad else (1, 1)
         tokens = problem.time * problem.batch * directions
@@ -93,6 +104,8 @@ class _Stepwise:
         return (*[output] * (problem.num_layers - 1), *layer_keeps * problem.num_layers)
 
     def workspace_bytes(self, problem: Problem, device: Device) -> int:
+        if is_single_call(problem):
+            return 0
         planes = problem.time * problem.batch * problem.num_directions * problem.hidden_size * problem.element_bytes
         # In inference the gates are not kept; in a traced call the gradients do not overwrite the gates.
         gates = len(problem.cell.sums) * planes if problem.traced or not problem.needs_grad else 0
@@ -110,8 +123,11 @@ class _Stepwise:
         return memory_bytes(problem) + gates + masked + (between if problem.num_layers > 1 else 0)
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
-        from gatewise.kernels.stepwise import layer  # imports the compiler, which choosing a kernel does not need
+        # They import the compiler, which choosing a kernel does not need.
+        from gatewise.kernels.stepwise import layer, single
 
+        if is_single_call(problem):
+            return single.single_call(problem, inputs)
         if not carries_hidden(problem):
             return stack.forward(problem, inputs, layer.forward)
         return without_hidden(problem, stack.forward(problem, as_carried(problem, inputs), layer.forward))

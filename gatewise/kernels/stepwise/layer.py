@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 from torch import Tensor
 
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Needs, OutputGradients, Result
-from gatewise.kernels.cuda import deep_products
+from gatewise.kernels.cuda import deep_products, driver
 from gatewise.kernels.cuda.long_products import in_stretches
 from gatewise.kernels.cuda.precision import products_in_tf32
 from gatewise.kernels.stack import Layer, LayerGradients
@@ -40,7 +38,7 @@ def forward(problem: Problem, layer: Layer, layout: ProductLayout | None = None)
     (time, batch, _), directions = layer.x.shape, len(layer.weights)
     layout = layout or product_layout_of(problem, Device.probe(layer.x.device))
     lengths = _on_device(layer.lengths, layer.x.device)
-    with _current(layer.x.device), products_in_tf32(problem):
+    with driver.on(layer.x.device), products_in_tf32(problem):
         gates = layout.sequence(layer.x, directions, time, batch, len(problem.cell.sums) * problem.hidden_size)
         x = layer.x.reshape(time * batch, -1)
         biases = [bias_of_sums(problem.cell, weights.b_ih, weights.b_hh) for weights in layer.weights]
@@ -70,7 +68,7 @@ def backward(
     """
     layout = layout or product_layout_of(problem, Device.probe(layer.x.device))
     lengths = _on_device(layer.lengths, layer.x.device)
-    with _current(layer.x.device), products_in_tf32(problem):
+    with driver.on(layer.x.device), products_in_tf32(problem):
         chain = backward_loop.run(problem, layout, layer, result, above, lengths, state=needs.state)
         return LayerGradients(
             _input_gradient(problem, layout, layer, chain.dgates) if needs.x else None,
@@ -155,12 +153,6 @@ def _weight_gradients(
         if chain.dparameters is not None:
             gradients += chain.dparameters[direction].sum(0).to(problem.dtype).unbind(0)
     return tuple(gradients)
-
-
-def _current(device: torch.device) -> contextlib.AbstractContextManager:
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return contextlib.nullcontext()
-    return torch.cuda.device(device)
 
 
 def _on_device(lengths: Tensor | None, device: torch.device) -> Tensor | None:

@@ -1,12 +1,12 @@
-"""Single steps of a stack of layers, one launch a layer, with states that stay at the same addresses.
+"""Single steps of a stack of layers without gradients, in one launch for each layer.
 
-A CUDA graph that has captured a step carries the states from replay to replay, because a launch finds the states where
-the last one has left them. Weights are read where they are, and never copied.
+`SingleSteps` keeps the states at the same addresses: a CUDA graph that has captured a step carries them from replay to
+replay, because a launch finds the states where the last one has left them. `single_call` gets the states of each call
+and returns new ones. Both read weights where they are, and never copy them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
@@ -18,6 +18,8 @@ from torch import Tensor
 from gatewise.cells import Cell
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
+from gatewise.contract.problem import Problem
+from gatewise.contract.saved import Inputs, Result
 from gatewise.contract.weights import DirectionWeights, by_direction
 from gatewise.derivation.fused import carried_states
 from gatewise.derivation.row import row_code
@@ -30,14 +32,28 @@ _LANES, _VECTOR_BYTES, _MOST_WARPS = 32, 16, 4
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int
 
 
-class Arguments(ctypes.Structure):
+class Single(ctypes.Structure):
     """The struct `Single` of single.cu."""
 
     _fields_ = [
         *[(name, _POINTER) for name in ("x", "input_weights", "recurrent_weights", "input_bias", "recurrent_bias")],
         ("parameters", _POINTER * MOST_PARAMETERS),
-        *[(name, _POINTER) for name in ("hidden", "carried", "output", "begun")],
         *[(name, _SIZE) for name in ("batch", "inputs", "units")],
+    ]
+
+
+class Held(ctypes.Structure):
+    """The struct `Held` of single.cu."""
+
+    _fields_ = [("of", Single), *[(name, _POINTER) for name in ("hidden", "carried", "output", "begun")]]
+
+
+class Call(ctypes.Structure):
+    """The struct `Call` of single.cu."""
+
+    _fields_ = [
+        ("of", Single),
+        *[(name, _POINTER) for name in ("hidden", "others", "hidden_after", "others_after", "output")],
     ]
 
 
@@ -70,7 +86,7 @@ class SingleSteps:
         self._of_one_step = True  # whether the states of all layers are those of the same step
         self._known: list[tuple] | None = None
         self._copies: list[Tensor] = []
-        self._first = self._last = Arguments()
+        self._first = self._last = Held()
         self._launches: list[Callable[[], None]] = []
         self.write(states)
 
@@ -149,8 +165,7 @@ class SingleSteps:
         ]
         # Until everything is assigned the launches are those for no weights, also if an error or Ctrl-C comes between.
         self._known = None
-        # A kernel is loaded into the context of the current device.
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
+        with driver.on(self.device):  # a kernel is loaded into the context of the current device
             self._launches = [self._launch(each) for each in arguments]
         self._first, self._last = arguments[0], arguments[-1]
         contiguous = all(weight.is_contiguous() for weight in weights)
@@ -177,7 +192,7 @@ class SingleSteps:
             x = x.clone(memory_format=torch.contiguous_format)
             place = x.data_ptr()
         y = x.new_empty(*self._shape)  # PyTorch reads two integers faster than a tuple
-        self._first.x, self._last.output = place, y.data_ptr()
+        self._first.of.x, self._last.output = place, y.data_ptr()
         try:
             for launch in self._launches:
                 launch()
@@ -190,30 +205,72 @@ class SingleSteps:
         got = "those of a step that failed after it had begun"
         raise ArgumentError(sentence("states", "those of a whole step", got, "Call reset(), or assign states."))
 
-    def _arguments(self, layer: int, weights: DirectionWeights) -> Arguments:
-        batch, units = self._shape
+    def _arguments(self, layer: int, weights: DirectionWeights) -> Held:
         inner = layer < len(self._between)
-        return Arguments(
-            self._between[layer - 1].data_ptr() if layer else None,
-            *[address(tensor) for tensor in weights[:4]],
-            (_POINTER * MOST_PARAMETERS)(*map(address, weights.parameters)),
+        return Held(
+            _single(self._between[layer - 1].data_ptr() if layer else None, weights, self._shape[0]),
             self._hidden[layer].data_ptr(),
             self._carried[layer].data_ptr(),
             self._between[layer].data_ptr() if inner else None,
             self._begun[layer].data_ptr(),
-            batch,
-            weights.w_ih.shape[1],
-            units,
         )
 
-    def _launch(self, arguments: Arguments) -> Callable[[], None]:
-        batch, units = self._shape
-        sizes = (arguments.input_weights, arguments.inputs), (arguments.recurrent_weights, units)
-        widths = [width_of(pointer, size * self.dtype.itemsize, self.dtype.itemsize) for pointer, size in sizes]
-        warps = warps_of(max(arguments.inputs // widths[0], units // widths[1]))
-        binary = _binary(self.cell, self.dtype, *widths, rows_of(batch), warps, self.device)
-        shape = driver.Shape((units, 1, 1), _LANES * warps, 0, cooperative=False)
+    def _launch(self, arguments: Held) -> Callable[[], None]:
+        binary, shape = _kernel_of(self.cell, self.dtype, arguments.of, self.device)
         return driver.prepared(binary, "single_step", shape, arguments, self.device)
+
+
+def single_call(problem: Problem, inputs: Inputs) -> Result:
+    """Compute a call that `is_single_call` accepts."""
+    device = inputs.x.device
+    with driver.on(device):
+        x, h0, c0 = _aligned(inputs.x), _aligned(inputs.h0), _aligned(inputs.c0)
+        y, h_n, c_n = x.new_empty(1, *h0.shape[1:]), torch.empty_like(h0), torch.empty_like(c0)
+        own = [weight if weight.is_contiguous() else weight.contiguous() for weight in inputs.weights]
+        layers = by_direction(own, problem.weights_per_direction, len(problem.cell.parameters))
+        h_bytes, c_bytes = h0.nbytes // len(h0), c0.nbytes // len(c0)
+        vectors, h_before, h_after = x.data_ptr(), h0.data_ptr(), h_n.data_ptr()
+        c_before, c_after = c0.data_ptr(), c_n.data_ptr()
+        for layer, weights in enumerate(layers):
+            arguments = Call(
+                _single(vectors, weights, problem.batch),
+                h_before + layer * h_bytes,
+                c_before + layer * c_bytes,
+                h_after + layer * h_bytes,
+                c_after + layer * c_bytes,
+                y.data_ptr() if layer == len(layers) - 1 else None,
+            )
+            binary, shape = _kernel_of(problem.cell, problem.dtype, arguments.of, device)
+            driver.launch(binary, "single_call", shape, arguments, device)
+            vectors = h_after + layer * h_bytes
+    return Result(y, h_n, c_n)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Return a tensor that is contiguous and aligned for vector loads; copy it only if necessary."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % _VECTOR_BYTES else tensor
+
+
+def _single(vectors: int | None, weights: DirectionWeights, batch: int) -> Single:
+    """Return the arguments of a layer's step, with the address of its input."""
+    return Single(
+        vectors,
+        *[address(tensor) for tensor in weights[:4]],
+        (_POINTER * MOST_PARAMETERS)(*map(address, weights.parameters)),
+        batch,
+        weights.w_ih.shape[1],
+        weights.w_hh.shape[1],
+    )
+
+
+def _kernel_of(cell: Cell, dtype: torch.dtype, single: Single, device: torch.device) -> tuple[bytes, driver.Shape]:
+    """Return the machine code for a layer's step, and its launch configuration."""
+    sizes = (single.input_weights, single.inputs), (single.recurrent_weights, single.units)
+    widths = [width_of(pointer, size * dtype.itemsize, dtype.itemsize) for pointer, size in sizes]
+    warps = warps_of(max(single.inputs // widths[0], single.units // widths[1]))
+    binary = _binary(cell, dtype, *widths, rows_of(single.batch), warps, device)
+    return binary, driver.Shape((single.units, 1, 1), _LANES * warps, 0, cooperative=False)
 
 
 def width_of(pointer: int, row_bytes: int, itemsize: int) -> int:

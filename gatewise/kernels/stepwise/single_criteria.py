@@ -1,4 +1,4 @@
-"""The criteria and the memory of single steps in one launch a layer (`gatewise.kernels.stepwise.single`)."""
+"""The criteria and the memory of steps in one launch for each layer (`gatewise.kernels.stepwise.single`)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import functools
 
 import torch
 
-from gatewise.cells import LayerNormLSTM
+from gatewise.cells import LayerNormLSTM, Regularised
 from gatewise.contract.criterion import Criterion, Refusal
 from gatewise.contract.device import Device
-from gatewise.contract.problem import Problem
+from gatewise.contract.problem import Layout, Problem
 from gatewise.derivation.fused import carried_states
 from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.criteria import AMPERE, COMPILER, TRACES
@@ -66,6 +66,27 @@ def refusals_of(problem: Problem, device: Device) -> tuple[Refusal, ...]:
     """
     found = (criterion.check(problem, device) for criterion in CRITERIA)
     return tuple([refusal for refusal in found if refusal is not None])
+
+
+@functools.lru_cache(maxsize=4096)
+def is_single_call(problem: Problem) -> bool:
+    """Return whether the kernel `stepwise` computes a call in one launch for each layer, products included.
+
+    Args:
+        problem: A call that the criteria of that kernel accept.
+    """
+    return (
+        problem.time == 1
+        and problem.batch <= MOST_ROWS
+        and not problem.needs_grad
+        and not problem.bidirectional
+        and not problem.proj_size
+        and not problem.resets
+        and problem.layout is Layout.DENSE
+        and not isinstance(problem.cell, Regularised)
+        and len(problem.cell.parameters) <= MOST_PARAMETERS
+        and is_pointwise(problem.cell)
+    )
 
 
 def held_bytes(problem: Problem) -> int:

@@ -136,7 +136,7 @@ class SourcesOnCpu:
         self.launched.append(entry)
         grid, flag = shape.grid, failure.flag(None)
         given = ctypes.byref(arguments), *grid, shape.threads, shape.shared_bytes, self.slow
-        assert _built(*self._asked[binary])(*given)
+        assert _built(*self._asked[binary], entry)(*given)
         assert not flag.is_set()
 
 
@@ -146,9 +146,9 @@ def _fibers():
 
 
 @functools.cache
-def _built(source, macros, code):
+def _built(source, macros, code, entry):
     headers = rewritten(source.parent, _for_fibers)
-    entry, struct = _ENTRY.search(source.read_text()).groups()
+    struct = dict(_ENTRY.findall(source.read_text()))[entry]
     # The blocks of other sources do not wait for each other.
     together = _MOST_BLOCKS if "STACKED" in dict(macros) else 1
     run = _RUN.format(entry=entry, struct=struct, together=together)

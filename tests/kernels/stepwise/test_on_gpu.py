@@ -10,12 +10,15 @@ import torch
 
 import gatewise
 from gatewise import testing
+from gatewise.cells import SHIPPED
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
+from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.stepwise import layer, recording, stepwise
 from gatewise.kernels.stepwise.plan import memory_bytes
 from gatewise.kernels.stepwise.product_layout import ProductLayout
+from gatewise.kernels.stepwise.single_criteria import is_single_call
 from gatewise.selection import cost
 from tests.kernels.cell_code import FUSED
 
@@ -53,6 +56,41 @@ def run(problem, inputs):
 
 def same(found, expected):
     return all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("cell", [cell for cell in SHIPPED if is_pointwise(cell)], ids=repr)
+@pytest.mark.parametrize("sizes", [(1, 1024, 1024, 1), (3, 650, 650, 2), (8, 33, 264, 3), (5, 7, 5, 2)], ids=str)
+def test_calls_of_one_step(sizes, cell, dtype):
+    batch, features, hidden, layers = sizes
+    problem = Problem(1, batch, features, hidden, num_layers=layers, dtype=dtype, cell=cell, needs_grad=False)
+    assert is_single_call(problem)
+    inputs = testing.make_inputs(problem, "cuda")
+    for _ in range(3):  # into memory that holds NaN
+        filled = [torch.full((1 << 20,), float("nan"), device="cuda") for _ in range(4)]
+        del filled
+        testing.check_kernel(stepwise, problem, "cuda")
+    expected = stepwise.forward(problem, inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = stepwise.forward(problem, inputs)
+    for tensor in (inputs.x, inputs.h0):
+        tensor.neg_()
+    graph.replay()
+    for one, other in zip(captured[:3], stepwise.forward(problem, inputs)[:3], strict=True):
+        assert torch.equal(one, other)
+    assert not torch.equal(captured.y, expected.y)
+
+
+def test_layers_take_one_launch_for_a_step_of_a_few_sequences():
+    layer = gatewise.LSTM(512, 512, num_layers=2, device="cuda").eval()
+    x = torch.randn(1, 1, 512, device="cuda")
+    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        layer(x)
+        torch.cuda.synchronize()
+    names = [event.key for event in profile.key_averages() if "single_call" in event.key]
+    assert names
+    assert gatewise.explain(layer, x).kernel == "stepwise"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

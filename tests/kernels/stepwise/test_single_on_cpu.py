@@ -6,15 +6,17 @@ import pytest
 import torch
 
 from gatewise import testing
-from gatewise.cells import GRU, LSTM, RNN, SHIPPED, Averaged, LayerNormLSTM
+from gatewise.cells import GRU, LSTM, RNN, SHIPPED, Averaged, LayerNormLSTM, Regularised
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ShapeError
-from gatewise.contract.problem import Problem
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import Inputs
 from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.cuda import driver
 from gatewise.kernels.stepwise import single
+from gatewise.kernels.stepwise.kernel import stepwise
 from gatewise.kernels.stepwise.products import state_dtype
-from gatewise.kernels.stepwise.single_criteria import CRITERIA, refusals_of
+from gatewise.kernels.stepwise.single_criteria import CRITERIA, is_single_call, refusals_of
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 from tests.nn.test_stream import Erf, Momentum
 from tests.pairwise import each_value, pairwise
@@ -37,6 +39,12 @@ def launched(monkeypatch):
 def case(cell, dtype, batch, layers, bias, sizes):
     options = {"num_layers": layers, "bias": bias, "dtype": dtype, "cell": cell, "needs_grad": False}
     problem = Problem(T, batch, *sizes, **options)
+    return problem, testing.make_inputs(problem)
+
+
+def call(cell, dtype, batch, layers, bias, sizes):
+    options = {"num_layers": layers, "bias": bias, "dtype": dtype, "cell": cell, "needs_grad": False}
+    problem = Problem(1, batch, *sizes, **options)
     return problem, testing.make_inputs(problem)
 
 
@@ -65,6 +73,96 @@ def test_steps_agree_with_the_oracle(cell, dtype, batch, layers, bias, sizes, la
     errors = {name: testing.relative_error(value, exact[name]) for name, value in found.items()}
     assert all(errors[name] <= allowed[name] for name in errors), (errors, allowed)
     assert launched == ["single_step"] * (T * layers)
+
+
+@pytest.mark.parametrize(
+    ("cell", "dtype", "batch", "layers", "bias", "sizes"),
+    each_value(pairwise(CELLS, DTYPES, (1, 2, 3, 5, 8), (1, 2, 3), (True, False), SIZES)),
+    ids=str,
+)
+def test_calls_of_one_step_agree_with_the_oracle(cell, dtype, batch, layers, bias, sizes, launched):
+    problem, inputs = call(cell, dtype, batch, layers, bias, sizes)
+    before = [tensor.clone() for tensor in (inputs.x, inputs.h0, inputs.c0, *inputs.weights)]
+    found = stepwise.forward(problem, inputs)
+    assert launched == ["single_call"] * layers
+    exact = testing.named(problem, *testing.oracle(problem, inputs))
+    allowed = testing.budgets(problem, inputs, None, exact, "cpu")
+    values = testing.named(problem, found)
+    errors = {name: testing.relative_error(values[name], exact[name]) for name in exact}
+    assert all(errors[name] <= allowed[name] for name in errors), (errors, allowed)
+    assert all(tensor.dtype == dtype for tensor in found[:3])
+    for tensor, former in zip((inputs.x, inputs.h0, inputs.c0, *inputs.weights), before, strict=True):
+        assert torch.equal(tensor, former)
+
+
+@pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize("cell", [LSTM(), GRU(), Averaged(LSTM(), (0.0, 0.3))], ids=repr)
+def test_a_call_equals_a_step_of_a_stream(cell):
+    problem, inputs = call(cell, torch.float32, 3, 2, True, (8, 16))
+    steps = steps_of(problem, inputs)
+    y = steps.step(inputs.x[0])
+    found = stepwise.forward(problem, inputs)
+    assert torch.equal(found.y[0], y)
+    h, *others = (torch.stack(each) for each in zip(*steps.read(), strict=True))
+    assert torch.equal(found.h_n, h)
+    assert torch.equal(found.c_n, torch.cat(others, -1) if others else h.new_zeros(2, 3, 0))
+
+
+@pytest.mark.usefixtures("launched")
+def test_tensors_of_a_call_with_other_strides_and_addresses_are_read():
+    problem, inputs = call(LSTM(), torch.float32, 2, 2, True, (16, 16))
+    expected = stepwise.forward(problem, inputs)
+
+    def moved(tensor):
+        return torch.empty(tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
+
+    def turned(tensor):
+        return tensor.transpose(-1, -2).contiguous().transpose(-1, -2) if tensor.dim() > 1 else tensor
+
+    for change in (moved, turned):
+        x, h0, c0 = change(inputs.x), change(inputs.h0), change(inputs.c0)
+        same = Inputs(x, h0, c0, inputs.weights)
+        for one, other in zip(stepwise.forward(problem, same)[:3], expected[:3], strict=True):
+            assert torch.equal(one, other)
+        weights = tuple(change(weight) for weight in inputs.weights)
+        for one, other in zip(stepwise.forward(problem, same._replace(weights=weights))[:3], expected[:3], strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize("cell", [LSTM(), GRU()], ids=repr)
+@pytest.mark.parametrize("name", ["x", "h0", "c0"])
+def test_nan_in_a_call_stays_in_its_row(cell, name):
+    problem, inputs = call(cell, torch.float32, 3, 2, True, (5, 7))
+    clean, spoiled = stepwise.forward(problem, inputs), getattr(inputs, name).clone()
+    if not spoiled.numel():
+        return
+    spoiled[0, 1] = float("nan")
+    found = stepwise.forward(problem, inputs._replace(**{name: spoiled}))
+    assert found.y[0, 1].isnan().all()
+    for one, other in zip(found[:3], clean[:3], strict=True):
+        assert torch.equal(one[:, [0, 2]], other[:, [0, 2]])
+
+
+def test_calls_of_more_than_one_launch_are_told_apart():
+    problem = Problem(1, 8, 40, 16, dtype=torch.bfloat16, needs_grad=False)
+    assert is_single_call(problem)
+    assert stepwise.work(problem.replace(num_layers=3), H200).launches == 3
+    assert stepwise.workspace_bytes(problem, H200) == 0
+    for change in (
+        {"time": 2},
+        {"batch": 9},
+        {"needs_grad": True},
+        {"bidirectional": True},
+        {"proj_size": 8},
+        {"resets": True},
+        {"layout": Layout.DEVICE_LENGTHS},
+        {"cell": LayerNormLSTM()},
+        {"cell": Regularised(LSTM(), recurrent_dropout=0.5)},
+    ):
+        other = problem.replace(**change)
+        assert not is_single_call(other)
+        assert stepwise.work(other, H200).launches > 1
 
 
 @pytest.mark.usefixtures("launched")

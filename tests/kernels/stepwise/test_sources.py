@@ -93,5 +93,6 @@ def test_single_steps_compile(architecture, dtype, cell, rows, warps, narrow):
     macros = single.macros_of(dtype, 1 if narrow else widest, widest, rows, warps)
     binary, taken = toolchain.compile_afresh(SOURCES / "single.cu", architecture, macros, row_code(cell))
     assert b"single_step" in binary
+    assert b"single_call" in binary
     assert taken.spilled_bytes == 0
     assert taken.registers <= 224

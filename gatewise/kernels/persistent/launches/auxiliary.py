@@ -16,7 +16,7 @@ from gatewise.contract.problem import Problem
 from gatewise.derivation.device import device_code
 from gatewise.kernels.cuda import driver, formats, toolchain
 from gatewise.kernels.cuda.scratch import Scratch
-from gatewise.kernels.persistent.launches.compiled import SOURCES, Launch, on, pointers_of_each_direction
+from gatewise.kernels.persistent.launches.compiled import SOURCES, Launch, pointers_of_each_direction
 from gatewise.kernels.persistent.launches.passes import LayerWeights, planes
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.padding import hidden_of
@@ -30,7 +30,7 @@ def fill_unwritten(buffer: Tensor) -> Tensor:
     """Fill a contiguous tensor with the pattern that means "not yet written" to the kernels, and return it."""
     if buffer.is_meta:
         return buffer
-    with on(buffer.device):
+    with driver.on(buffer.device):
         driver.fill_with_ones(buffer)
     return buffer
 
@@ -88,7 +88,7 @@ def _fitted(matrix: Tensor, target: Tensor, groups: int, largest: Tensor | None 
     sizes = stride // values, source_rows // groups, source_columns // values
     arguments = _Fit(start, target.data_ptr(), *sizes, rows, rows // groups, columns // values, found or None)
     shape = driver.Shape((min(rows, _MOST_BLOCKS), 1, 1), _THREADS, 0, cooperative=False)
-    with on(matrix.device):
+    with driver.on(matrix.device):
         binary = copying_code("fit", word, matrix.device, halves=largest is not None)
         driver.launch(binary, "recurrent_fit", shape, arguments, matrix.device)
     return target
@@ -165,7 +165,7 @@ def longest_first(launch: Launch, lengths: Tensor | None, scratch: Scratch) -> T
         return order
     arguments = _Order(lengths.data_ptr(), order.data_ptr(), batch)
     shape = driver.Shape((-(-batch // _SORTING_THREADS), 1, 1), _SORTING_THREADS, 0, cooperative=False)
-    with on(lengths.device):
+    with driver.on(lengths.device):
         driver.launch(_sorting_code(lengths.device), "recurrent_order", shape, arguments, lengths.device)
     return order
 
@@ -200,7 +200,7 @@ def activate(problem: Problem, weights: LayerWeights, gates: Tensor, dgates: Ten
     rows = max(1, min(tokens, _MOST_BLOCKS // (columns * directions)))
     shape = driver.Shape((rows, columns, directions), _THREADS, 0, cooperative=False)
     arguments = _Activate(*planes(gates), *planes(dgates), *weights.bias_ih, *weights.bias_hh, tokens)
-    with on(gates.device):
+    with driver.on(gates.device):
         binary = _activating_code(
             problem.cell, problem.hidden_size, problem.dtype, exact_products(problem), gates.device
         )

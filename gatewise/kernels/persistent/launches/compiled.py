@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -23,7 +22,6 @@ from gatewise.kernels.persistent.sizes.step import code_of, has_fused_passes, ma
 from gatewise.kernels.persistent.sizes.tiling import Tiling
 from gatewise.kernels.persistent.sizes.tiling_choice import stacked_tiling, tiling
 
-_NO_CHANGE = contextlib.nullcontext()
 SOURCES = Path(__file__).parents[1] / "cuda"
 
 
@@ -133,9 +131,3 @@ def _pause(chosen: Tiling, device: Device) -> int:
 def pointers_of_each_direction(*names: str) -> list[tuple[str, type]]:
     """Return the fields of a struct that hold two pointers for each name: one for each direction."""
     return [(f"{name}_{direction}", ctypes.c_void_p) for name in names for direction in ("forward", "reverse")]
-
-
-def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which a device is the current one, which does nothing where it already is."""
-    # A tensor of the device exists, so CUDA is initialised.
-    return _NO_CHANGE if device.index == torch._C._cuda_getDevice() else torch.cuda.device(device)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gatewise.contract.device import Device
 from gatewise.kernels.cuda import driver, formats, toolchain
-from gatewise.kernels.persistent.launches.compiled import SOURCES, on
+from gatewise.kernels.persistent.launches.compiled import SOURCES
 from gatewise.kernels.persistent.launches.operands import Operand, Scale, SourceStruct, TokensStruct
 from gatewise.kernels.persistent.launches.tokens import Tokens
 
@@ -68,7 +68,7 @@ def halve_rows(rows: Sequence[Rows]) -> None:
     each = [_Rows(*[tensor.data_ptr() for tensor in own]) for own in rows]
     arguments = _HalfRows((_Rows * _DIRECTIONS)(*each), count)
     shape = driver.Shape((min(count, _MOST_BLOCKS), len(each), 1), _THREADS, 0, cooperative=False)
-    with on(device):
+    with driver.on(device):
         driver.launch(_code_of_rows(width, device), "recurrent_half_rows", shape, arguments, device)
 
 
@@ -130,7 +130,7 @@ def scale_columns(
     tokens_at_once = _AT_ONCE * _COLUMN_THREADS // 32
     blocks = max(1, min(-(-rows // tokens_at_once), _COLUMN_BLOCKS // (tiles * len(each))))
     shape = driver.Shape((blocks, tiles, len(each)), _COLUMN_THREADS, 0, cooperative=False)
-    with on(first.device):
+    with driver.on(first.device):
         binary = _code_of_columns(word, first.device, resets is not None)
         driver.launch(binary, "recurrent_half_columns", shape, arguments, first.device)
 
@@ -208,7 +208,7 @@ def write_results(results: Sequence[HalfResult]) -> None:
     arguments = _Results((_Result * _MOST_RESULTS)(*[_result(own, word // 4) for own in results]))
     device, rows = results[0].into.device, max(own.into.shape[0] for own in results)
     shape = driver.Shape((min(rows, _MOST_BLOCKS), len(results), 1), _RESULT_THREADS, 0, cooperative=False)
-    with on(device):
+    with driver.on(device):
         binary = _code_of_results(word, device)
         driver.launch(binary, "recurrent_half_results", shape, arguments, device)
 

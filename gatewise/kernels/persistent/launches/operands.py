@@ -12,7 +12,6 @@ from torch import Tensor
 from gatewise.kernels.cuda import driver
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent.launches.auxiliary import copying_code
-from gatewise.kernels.persistent.launches.compiled import on
 from gatewise.kernels.persistent.launches.tokens import Tokens
 from gatewise.kernels.persistent.sizes.padding import hidden_of
 
@@ -149,7 +148,7 @@ def write_operands(
     device = into[0].device
     blocks = min(-(-tokens.time * tokens.batch // (_THREADS // 32)), _MOST_BLOCKS)  # a warp copies a token
     shape = driver.Shape((blocks, len(each), 1), _THREADS, 0, cooperative=False)
-    with on(device):
+    with driver.on(device):
         binary = copying_code("operands", word, device, resets is not None, bool(scales))
         driver.launch(binary, "recurrent_operands", shape, arguments, device)
 

@@ -12,7 +12,7 @@ from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.cuda import driver
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent.launches import failure
-from gatewise.kernels.persistent.launches.compiled import Launch, on, pointers_of_each_direction
+from gatewise.kernels.persistent.launches.compiled import Launch, pointers_of_each_direction
 from gatewise.kernels.persistent.launches.masks import Masks, of_episodes_and_masks, with_masks
 from gatewise.kernels.persistent.launches.passes import LayerWeights, Pair, address, columns, pair, planes
 from gatewise.kernels.persistent.launches.tokens import Tokens
@@ -244,7 +244,7 @@ def _of_rows(
 def _run(launch: Launch, arguments: ctypes.Structure, directions: int, device: torch.device) -> None:
     """Launch both directions together, or one after the other where they do not fit on the device together."""
     failure.raise_if_given_up(device.index)
-    with on(device):
+    with driver.on(device):
         for first in range(0, directions, launch.tiling.directions):
             arguments.first_direction = first
             driver.launch(launch.binary, launch.entry, launch.shape, arguments, device)

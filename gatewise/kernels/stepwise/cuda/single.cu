@@ -3,9 +3,11 @@
 // A block computes one hidden unit. Its threads read the unit's rows of both weight matrices once, multiply them by the inputs
 // and the hidden states of all sequences, and add up the products; thread b then computes the step of sequence b.
 //
-// Blocks store new hidden states while others still read the old ones, so there are two buffers, which steps read in turn.
-// Blocks count themselves, modulo the number of blocks in two steps, and the count tells whose turn it is. So the arguments
-// are the same in every step, and the replays of a CUDA graph carry the states. No block waits for another one.
+// `single_step` keeps the states where they are. Blocks store new hidden states while others still read the old ones, so there
+// are two buffers, which steps read in turn. Blocks count themselves, modulo the number of blocks in two steps, and the count
+// tells whose turn it is. So the arguments are the same in every step, and the replays of a CUDA graph carry the states. No
+// block waits for another one. `single_call` reads the states before the step from one tensor and writes those after it to
+// another one.
 #include "row_cell.cuh"
 #include "shuffles.cuh"
 #include "vectors.cuh"
@@ -21,11 +23,24 @@ struct Single {
     const Value* input_bias;                   // [GATES * H], or null, as the next one
     const Value* recurrent_bias;
     const Value* parameters[MOST_PARAMETERS];  // of the cell [H]
-    Value* hidden;                             // the hidden states before and after the step [2, B, H], in an order that changes
-    Real* carried;                             // the carried states [CARRIED, B, H]; overwritten
-    Value* output;                             // the hidden states after the step once more [B, H]
-    u32* begun;                                // the number of blocks that have begun, modulo 2 H
     int batch, inputs, units;                  // B, I and H
+};
+
+struct Held {
+    Single of;
+    Value* hidden;   // the hidden states before and after the step [2, B, H], in an order that changes
+    Real* carried;   // the carried states [CARRIED, B, H]; overwritten
+    Value* output;   // the hidden states after the step once more [B, H]
+    u32* begun;      // the number of blocks that have begun, modulo 2 H
+};
+
+struct Call {
+    Single of;
+    const Value* hidden;        // the hidden states before the step [B, H]
+    const Value* others;        // the other states before the step [B, STATES * H]
+    Value* hidden_after;        // the hidden states after the step [B, H]
+    Value* others_after;        // the other states after the step [B, STATES * H]
+    Value* output;              // the hidden states after the step once more [B, H], or null
 };
 
 template <bool RECURRENT>
@@ -98,9 +113,9 @@ __device__ __forceinline__ Real added_up(Real (&numbers)[ROWS]) {
     return numbers[0];
 }
 
-// Reads what the step of a sequence takes besides the products: the biases, the states at `place`, and the parameters.
-__device__ __forceinline__ void begin_step(Given& given, const Single& p, int place) {
-    const int unit = blockIdx.x, plane = p.batch * p.units;
+// Reads what the step of a sequence takes besides the products and the states: the biases and the parameters.
+__device__ __forceinline__ void begin_step(Given& given, const Single& p) {
+    const int unit = blockIdx.x;
 #pragma unroll
     for (int sum = 0; sum < SUMS; sum++) {
         given.sums[sum] = 0;
@@ -109,29 +124,28 @@ __device__ __forceinline__ void begin_step(Given& given, const Single& p, int pl
             given.sums[sum] += widened(p.recurrent_bias[recurrent_gate(sum) * p.units + unit]);
     }
 #pragma unroll
-    for (int i = 0; i < CARRIED; i++) given.states[i] = p.carried[i * plane + place];
-#pragma unroll
     for (int i = 0; i < PARAMETERS; i++) given.parameters[i] = widened(p.parameters[i][unit]);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) single_step(const Single p) {
-    __shared__ Real products[WARPS * SUMS * ROWS];
-    __shared__ u32 turn;
-    const int thread = threadIdx.x, plane = p.batch * p.units, place = thread * p.units + blockIdx.x;
-    // The count, the first weights and the states are all on their way before anything waits for one of them.
-    u32 count = 0;
-    if (thread == 0) count = atomicInc(p.begun, 2 * gridDim.x - 1);
+// The first pieces of a thread, which are loaded before anything else.
+struct First {
     Pieces<false> of_input;
     Pieces<true> of_hidden;
-    load_pieces<false>(of_input, p.input_weights, p.inputs, thread * INPUT_WIDTH, p.units);
-    load_pieces<true>(of_hidden, p.recurrent_weights, p.units, thread * WIDTH, p.units);
-    Given given[1];
-    if (thread < p.batch) begin_step(given[0], p, place);
-    if (thread == 0) turn = count >= gridDim.x;
-    __syncthreads();
+};
+
+__device__ __forceinline__ void load_first(First& first, const Single& p) {
+    load_pieces<false>(first.of_input, p.input_weights, p.inputs, threadIdx.x * INPUT_WIDTH, p.units);
+    load_pieces<true>(first.of_hidden, p.recurrent_weights, p.units, threadIdx.x * WIDTH, p.units);
+}
+
+// Computes the products of all sequences, and in thread b the step of sequence b. All threads of a block take part.
+__device__ __forceinline__ void compute_step(
+    First& first, Given (&given)[1], Returned (&returned)[1], const Value* hidden, const Single& p) {
+    __shared__ Real products[WARPS * SUMS * ROWS];
+    const int thread = threadIdx.x;
     Real sums[SUMS][ROWS] = {};
-    add_products<false>(of_input, p.input_weights, p.x, p.inputs, p, sums);
-    add_products<true>(of_hidden, p.recurrent_weights, p.hidden + turn * plane, p.units, p, sums);
+    add_products<false>(first.of_input, p.input_weights, p.x, p.inputs, p, sums);
+    add_products<true>(first.of_hidden, p.recurrent_weights, hidden, p.units, p, sums);
 #pragma unroll
     for (int sum = 0; sum < SUMS; sum++) {
         const Real found = added_up(sums[sum]);
@@ -144,14 +158,60 @@ extern "C" __global__ void __launch_bounds__(THREADS) single_step(const Single p
     for (int sum = 0; sum < SUMS; sum++)
 #pragma unroll
         for (int part = 0; part < WARPS; part++) given[0].sums[sum] += products[(part * SUMS + sum) * ROWS + thread];
-    Returned returned[1];
     Real statistics[1][STATISTICS + 1];
     struct {
     } alone;  // the step combines no units
     step_of_row(given, returned, statistics, alone);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) single_step(const Held p) {
+    __shared__ u32 turn;
+    const int thread = threadIdx.x, plane = p.of.batch * p.of.units, place = thread * p.of.units + blockIdx.x;
+    // The count, the first weights and the states are all on their way before anything waits for one of them.
+    u32 count = 0;
+    if (thread == 0) count = atomicInc(p.begun, 2 * gridDim.x - 1);
+    First first;
+    load_first(first, p.of);
+    Given given[1];
+    if (thread < p.of.batch) {
+        begin_step(given[0], p.of);
+#pragma unroll
+        for (int i = 0; i < CARRIED; i++) given[0].states[i] = p.carried[i * plane + place];
+    }
+    if (thread == 0) turn = count >= gridDim.x;
+    __syncthreads();
+    Returned returned[1];
+    compute_step(first, given, returned, p.hidden + turn * plane, p.of);
+    if (thread >= p.of.batch) return;
     const Value hidden = narrowed(returned[0].hidden);
     p.hidden[(1 - turn) * plane + place] = hidden;
     p.output[place] = hidden;
 #pragma unroll
     for (int i = 0; i < CARRIED; i++) p.carried[i * plane + place] = i < STATES ? returned[0].states[i] : returned[0].hidden;
+}
+
+// The place of state i of a thread's sequence among the states of a call [B, STATES * H].
+__device__ __forceinline__ int place_of_state(const Single& p, int i) {
+    return (threadIdx.x * STATES + i) * p.units + blockIdx.x;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) single_call(const Call p) {
+    const int thread = threadIdx.x, place = thread * p.of.units + blockIdx.x;
+    First first;
+    load_first(first, p.of);
+    Given given[1];
+    if (thread < p.of.batch) {
+        begin_step(given[0], p.of);
+#pragma unroll
+        for (int i = 0; i < CARRIED; i++)
+            given[0].states[i] = widened(i < STATES ? p.others[place_of_state(p.of, i)] : p.hidden[place]);
+    }
+    Returned returned[1];
+    compute_step(first, given, returned, p.hidden, p.of);
+    if (thread >= p.of.batch) return;
+    const Value hidden = narrowed(returned[0].hidden);
+    p.hidden_after[place] = hidden;
+    if (p.output) p.output[place] = hidden;
+#pragma unroll
+    for (int i = 0; i < STATES; i++) p.others_after[place_of_state(p.of, i)] = narrowed(returned[0].states[i]);
 }
