@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -55,6 +56,9 @@ class Call(ctypes.Structure):
         ("of", Single),
         *[(name, _POINTER) for name in ("hidden", "others", "hidden_after", "others_after", "output")],
     ]
+
+
+_PARAMETERS, _STATES = Single.parameters.offset // 8, Call.hidden.offset // 8
 
 
 class SingleSteps:
@@ -222,28 +226,60 @@ class SingleSteps:
 
 def single_call(problem: Problem, inputs: Inputs) -> Result:
     """Compute a call that `is_single_call` accepts."""
-    device = inputs.x.device
+    device, batch, cell = inputs.x.device, problem.batch, problem.cell
     with driver.on(device):
         x, h0, c0 = _aligned(inputs.x), _aligned(inputs.h0), _aligned(inputs.c0)
-        y, h_n, c_n = x.new_empty(1, *h0.shape[1:]), torch.empty_like(h0), torch.empty_like(c0)
+        y, h_n, c_n = x.new_empty(1, batch, problem.hidden_size), torch.empty_like(h0), torch.empty_like(c0)
         own = [weight if weight.is_contiguous() else weight.contiguous() for weight in inputs.weights]
-        layers = by_direction(own, problem.weights_per_direction, len(problem.cell.parameters))
-        h_bytes, c_bytes = h0.nbytes // len(h0), c0.nbytes // len(c0)
+        weights, number = [weight.data_ptr() for weight in own], problem.weights_per_direction
+        misaligned = tuple([address % _VECTOR_BYTES for address in weights])
+        # A thread writes the addresses of a call to arguments of its own.
+        launches = _launches_of(problem, device, misaligned, threading.get_ident())
+        plain = number - len(cell.parameters)
+        h_bytes, c_bytes = h0.nbytes // problem.num_layers, c0.nbytes // problem.num_layers
         vectors, h_before, h_after = x.data_ptr(), h0.data_ptr(), h_n.data_ptr()
-        c_before, c_after = c0.data_ptr(), c_n.data_ptr()
-        for layer, weights in enumerate(layers):
-            arguments = Call(
-                _single(vectors, weights, problem.batch),
-                h_before + layer * h_bytes,
-                c_before + layer * c_bytes,
-                h_after + layer * h_bytes,
-                c_after + layer * c_bytes,
-                y.data_ptr() if layer == len(layers) - 1 else None,
+        c_before, c_after, output = c0.data_ptr(), c_n.data_ptr(), y.data_ptr()
+        for layer, (addresses, launch) in enumerate(launches):
+            start, inner = layer * number, layer < problem.num_layers - 1
+            addresses[0] = vectors
+            addresses[1 : 1 + plain] = weights[start : start + plain]
+            if cell.parameters:
+                addresses[_PARAMETERS : _PARAMETERS + number - plain] = weights[start + plain : start + number]
+            addresses[_STATES:] = h_before, c_before, h_after, c_after, 0 if inner else output
+            launch()
+            vectors = h_after
+            h_before, h_after, c_before, c_after = (
+                h_before + h_bytes,
+                h_after + h_bytes,
+                c_before + c_bytes,
+                c_after + c_bytes,
             )
-            binary, shape = _kernel_of(problem.cell, problem.dtype, arguments.of, device)
-            driver.launch(binary, "single_call", shape, arguments, device)
-            vectors = h_after + layer * h_bytes
     return Result(y, h_n, c_n)
+
+
+@functools.lru_cache(maxsize=256)
+def _launches_of(
+    problem: Problem, device: torch.device, misaligned: tuple[int, ...], thread: int
+) -> list[tuple[ctypes.Array, Callable[[], None]]]:
+    """Return the launch of each layer of a call, with the addresses of its tensors as an array that a call writes to.
+
+    Args:
+        problem: The call.
+        device: The device.
+        misaligned: The addresses of all weights, modulo the bytes of the widest loads.
+        thread: The thread that writes the addresses and launches.
+    """
+    found, number = [], problem.weights_per_direction
+    for layer in range(problem.num_layers):
+        sizes = problem.batch, problem.layer_input_size(layer), problem.hidden_size
+        first = layer * number
+        arguments = Call(
+            Single(None, *misaligned[first : first + 2], None, None, (_POINTER * MOST_PARAMETERS)(), *sizes)
+        )
+        binary, shape = _kernel_of(problem.cell, problem.dtype, arguments.of, device)
+        addresses = (ctypes.c_uint64 * (ctypes.sizeof(Call) // 8)).from_buffer(arguments)
+        found.append((addresses, driver.prepared(binary, "single_call", shape, arguments, device)))
+    return found
 
 
 def _aligned(tensor: Tensor) -> Tensor:
@@ -267,7 +303,7 @@ def _single(vectors: int | None, weights: DirectionWeights, batch: int) -> Singl
 def _kernel_of(cell: Cell, dtype: torch.dtype, single: Single, device: torch.device) -> tuple[bytes, driver.Shape]:
     """Return the machine code for a layer's step, and its launch configuration."""
     sizes = (single.input_weights, single.inputs), (single.recurrent_weights, single.units)
-    widths = [width_of(pointer, size * dtype.itemsize, dtype.itemsize) for pointer, size in sizes]
+    widths = [width_of(pointer or 0, size * dtype.itemsize, dtype.itemsize) for pointer, size in sizes]
     warps = warps_of(max(single.inputs // widths[0], single.units // widths[1]))
     binary = _binary(cell, dtype, *widths, rows_of(single.batch), warps, device)
     return binary, driver.Shape((single.units, 1, 1), _LANES * warps, 0, cooperative=False)

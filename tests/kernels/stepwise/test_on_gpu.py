@@ -82,6 +82,28 @@ def test_calls_of_one_step(sizes, cell, dtype):
     assert not torch.equal(captured.y, expected.y)
 
 
+def test_threads_call_one_step_at_once():
+    problem = Problem(1, 2, 64, 512, num_layers=2, needs_grad=False)
+    each = [testing.make_inputs(problem, "cuda", seed=seed) for seed in range(6)]
+    expected = [stepwise.forward(problem, inputs) for inputs in each]
+    wrong = []
+
+    def call(inputs, known):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+            for _ in range(100):
+                found = stepwise.forward(problem, inputs)
+                if not all(torch.equal(one, other) for one, other in zip(found[:3], known[:3], strict=True)):
+                    wrong.append(inputs)
+
+    threads = [threading.Thread(target=call, args=pair) for pair in zip(each, expected, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
 def test_layers_take_one_launch_for_a_step_of_a_few_sequences():
     layer = gatewise.LSTM(512, 512, num_layers=2, device="cuda").eval()
     x = torch.randn(1, 1, 512, device="cuda")

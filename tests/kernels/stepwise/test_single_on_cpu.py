@@ -31,9 +31,14 @@ SIZES = ((5, 7), (8, 16), (1, 1), (40, 132), (33, 264), (600, 12))
 
 @pytest.fixture
 def launched(monkeypatch):
-    single._binary.cache_clear()
+    _forget()
     yield launch_on_cpu(monkeypatch, H200).launched
+    _forget()
+
+
+def _forget():
     single._binary.cache_clear()
+    single._launches_of.cache_clear()
 
 
 def case(cell, dtype, batch, layers, bias, sizes):
@@ -127,6 +132,10 @@ def test_tensors_of_a_call_with_other_strides_and_addresses_are_read():
         weights = tuple(change(weight) for weight in inputs.weights)
         for one, other in zip(stepwise.forward(problem, same._replace(weights=weights))[:3], expected[:3], strict=True):
             torch.testing.assert_close(one, other)
+    # Launches that were made for some weights are used for others of the same sizes, with or without biases.
+    doubled = inputs._replace(weights=tuple(2 * weight for weight in inputs.weights))
+    exact = testing.oracle(problem, doubled)[0]
+    torch.testing.assert_close(stepwise.forward(problem, doubled).y, exact.y.float())
 
 
 @pytest.mark.usefixtures("launched")
