@@ -39,7 +39,7 @@ class Single(ctypes.Structure):
     _fields_ = [
         *[(name, _POINTER) for name in ("x", "input_weights", "recurrent_weights", "input_bias", "recurrent_bias")],
         ("parameters", _POINTER * MOST_PARAMETERS),
-        *[(name, _SIZE) for name in ("batch", "inputs", "units")],
+        *[(name, _SIZE) for name in ("batch", "inputs", "units", "is_last")],
     ]
 
 
@@ -170,7 +170,7 @@ class SingleSteps:
         # Until everything is assigned the launches are those for no weights, also if an error or Ctrl-C comes between.
         self._known = None
         with driver.on(self.device):  # a kernel is loaded into the context of the current device
-            self._launches = [self._launch(each) for each in arguments]
+            self._launches = [self._launch(each, above=layer > 0) for layer, each in enumerate(arguments)]
         self._first, self._last = arguments[0], arguments[-1]
         contiguous = all(weight.is_contiguous() for weight in weights)
         self._copies = [] if contiguous else own
@@ -212,15 +212,15 @@ class SingleSteps:
     def _arguments(self, layer: int, weights: DirectionWeights) -> Held:
         inner = layer < len(self._between)
         return Held(
-            _single(self._between[layer - 1].data_ptr() if layer else None, weights, self._shape[0]),
+            _single(self._between[layer - 1].data_ptr() if layer else None, weights, self._shape[0], not inner),
             self._hidden[layer].data_ptr(),
             self._carried[layer].data_ptr(),
             self._between[layer].data_ptr() if inner else None,
             self._begun[layer].data_ptr(),
         )
 
-    def _launch(self, arguments: Held) -> Callable[[], None]:
-        binary, shape = _kernel_of(self.cell, self.dtype, arguments.of, self.device)
+    def _launch(self, arguments: Held, *, above: bool) -> Callable[[], None]:
+        binary, shape = _kernel_of(self.cell, self.dtype, arguments.of, self.device, above=above)
         return driver.prepared(binary, "single_step", shape, arguments, self.device)
 
 
@@ -271,12 +271,13 @@ def _launches_of(
     """
     found, number = [], problem.weights_per_direction
     for layer in range(problem.num_layers):
+        matrices = misaligned[layer * number : layer * number + 2]
         sizes = problem.batch, problem.layer_input_size(layer), problem.hidden_size
-        first = layer * number
-        arguments = Call(
-            Single(None, *misaligned[first : first + 2], None, None, (_POINTER * MOST_PARAMETERS)(), *sizes)
+        single = Single(
+            None, *matrices, None, None, (_POINTER * MOST_PARAMETERS)(), *sizes, layer == problem.num_layers - 1
         )
-        binary, shape = _kernel_of(problem.cell, problem.dtype, arguments.of, device)
+        arguments = Call(single)
+        binary, shape = _kernel_of(problem.cell, problem.dtype, arguments.of, device, above=layer > 0)
         addresses = (ctypes.c_uint64 * (ctypes.sizeof(Call) // 8)).from_buffer(arguments)
         found.append((addresses, driver.prepared(binary, "single_call", shape, arguments, device)))
     return found
@@ -288,7 +289,7 @@ def _aligned(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.data_ptr() % _VECTOR_BYTES else tensor
 
 
-def _single(vectors: int | None, weights: DirectionWeights, batch: int) -> Single:
+def _single(vectors: int | None, weights: DirectionWeights, batch: int, is_last: bool) -> Single:
     """Return the arguments of a layer's step, with the address of its input."""
     return Single(
         vectors,
@@ -297,16 +298,28 @@ def _single(vectors: int | None, weights: DirectionWeights, batch: int) -> Singl
         batch,
         weights.w_ih.shape[1],
         weights.w_hh.shape[1],
+        is_last,
     )
 
 
-def _kernel_of(cell: Cell, dtype: torch.dtype, single: Single, device: torch.device) -> tuple[bytes, driver.Shape]:
-    """Return the machine code for a layer's step, and its launch configuration."""
+def _kernel_of(
+    cell: Cell, dtype: torch.dtype, single: Single, device: torch.device, *, above: bool
+) -> tuple[bytes, driver.Shape]:
+    """Return the machine code for a layer's step, and its launch configuration.
+
+    Args:
+        cell: The cell.
+        dtype: The dtype of the call.
+        single: The arguments of the layer's step.
+        device: The device.
+        above: Whether the preceding launch is that for the layer below.
+    """
     sizes = (single.input_weights, single.inputs), (single.recurrent_weights, single.units)
     widths = [width_of(pointer or 0, size * dtype.itemsize, dtype.itemsize) for pointer, size in sizes]
     warps = warps_of(max(single.inputs // widths[0], single.units // widths[1]))
     binary = _binary(cell, dtype, *widths, rows_of(single.batch), warps, device)
-    return binary, driver.Shape((single.units, 1, 1), _LANES * warps, 0, cooperative=False)
+    early = above and Device.probe(device).capability >= (9, 0)
+    return binary, driver.Shape((single.units, 1, 1), _LANES * warps, 0, cooperative=False, early=early)
 
 
 def width_of(pointer: int, row_bytes: int, itemsize: int) -> int:

@@ -8,6 +8,10 @@
 // tells whose turn it is. So the arguments are the same in every step, and the replays of a CUDA graph carry the states. No
 // block waits for another one. `single_call` reads the states before the step from one tensor and writes those after it to
 // another one.
+//
+// From compute capability 9.0 on, the launch for a layer starts while the one for the layer below it still runs, and loads its
+// first weights. The first layer's does not, because what runs before it may write weights or states.
+#include "launch.cuh"
 #include "row_cell.cuh"
 #include "shuffles.cuh"
 #include "vectors.cuh"
@@ -24,6 +28,7 @@ struct Single {
     const Value* recurrent_bias;
     const Value* parameters[MOST_PARAMETERS];  // of the cell [H]
     int batch, inputs, units;                  // B, I and H
+    int is_last;                               // whether this is the last layer
 };
 
 struct Held {
@@ -127,13 +132,14 @@ __device__ __forceinline__ void begin_step(Given& given, const Single& p) {
     for (int i = 0; i < PARAMETERS; i++) given.parameters[i] = widened(p.parameters[i][unit]);
 }
 
-// The first pieces of a thread, which are loaded before anything else.
+// The first pieces of a thread, which are loaded before it waits for anything.
 struct First {
     Pieces<false> of_input;
     Pieces<true> of_hidden;
 };
 
 __device__ __forceinline__ void load_first(First& first, const Single& p) {
+    if (!p.is_last) let_next_kernel_start();
     load_pieces<false>(first.of_input, p.input_weights, p.inputs, threadIdx.x * INPUT_WIDTH, p.units);
     load_pieces<true>(first.of_hidden, p.recurrent_weights, p.units, threadIdx.x * WIDTH, p.units);
 }
@@ -143,6 +149,7 @@ __device__ __forceinline__ void compute_step(
     First& first, Given (&given)[1], Returned (&returned)[1], const Value* hidden, const Single& p) {
     __shared__ Real products[WARPS * SUMS * ROWS];
     const int thread = threadIdx.x;
+    wait_for_preceding_kernel();  // which writes the input
     Real sums[SUMS][ROWS] = {};
     add_products<false>(first.of_input, p.input_weights, p.x, p.inputs, p, sums);
     add_products<true>(first.of_hidden, p.recurrent_weights, hidden, p.units, p, sums);
