@@ -3,7 +3,7 @@
     python benchmarks/rates.py again again.jsonl --kernel persistent --precision tf32 --steps 2 999999
     python benchmarks/rates.py write again.jsonl results/lstm.jsonl --kernel persistent --precision tf32
     python benchmarks/rates.py draw drawn.jsonl --seed 31 --steps 1 8
-    python benchmarks/rates.py add drawn.jsonl
+    python benchmarks/rates.py add drawn.jsonl results/gru.jsonl
     python benchmarks/rates.py add results/predictions.jsonl --seed 7
 
 `again` runs the chosen calls of LSTMs, after a kernel became faster, short ones first, and appends each to a file as
@@ -248,8 +248,12 @@ def add(given: argparse.Namespace) -> int:
     there = {(point.kernel, point.problem) for point in known}
     new: dict[Key, Point] = {}
     for file in given.files:
-        judged = file.stem == PREDICTIONS
-        read = of_predictions(file, given.seed) if judged else points.read(file.read_text().splitlines())
+        if file.stem in BENCHMARKS:
+            read: Iterable[Point] = of_benchmark(file, given.name)
+        elif file.stem == PREDICTIONS:
+            read = of_predictions(file, given.seed)
+        else:
+            read = points.read(file.read_text().splitlines())
         for point in read:
             if point.record.device.name == given.name and (point.kernel, point.problem) not in there:
                 new[point.kernel, point.problem] = point

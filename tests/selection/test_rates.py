@@ -109,7 +109,8 @@ def test_a_precision_that_was_not_measured_is_estimated():
 
 
 def test_a_line_that_is_damaged_is_left_out(tmp_path):
-    found = points.points(Device.named("h200").name)[:2]
+    every = points.points(Device.named("h200").name)
+    found = tuple([point for point in every if point.record == every[-1].record][:2])
     lines = points.lines(found)
     damaged = [*lines[:2], lines[2][:30], '{"kernel": "cudnn"}', "[]", "", *lines[3:]]
     assert points.read(damaged) == found[1:]
