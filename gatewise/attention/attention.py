@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from gatewise.attention import explicit
+from gatewise.attention import explicit, operators
 from gatewise.attention.call import Gradients, Inputs, Result, Saved
 from gatewise.attention.choice import AUTO, decide
 from gatewise.attention.problem import Problem, Score
@@ -17,6 +17,7 @@ from gatewise.attention.validate import check_tensors, prepare
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ShapeError, sentence
+from gatewise.contract.pytorch import is_exporting
 from gatewise.contract.transforms import is_transformed
 
 
@@ -75,9 +76,10 @@ def attend(
 
     The function is differentiable any number of times; for a second derivative the call is repeated in PyTorch
     operators that store everything. The same operators compute calls inside of transforms of `torch.func`, such as
-    `grad` and `vmap`, calls in forward mode, and calls of meta tensors, whose results are meta tensors. For the
-    additive score the function is equivalent to the PyTorch code below; kernels other than "reference" do not store its
-    [T, S, B, H] tensors for all decoder steps:
+    `grad` and `vmap`, calls in forward mode, and calls of meta tensors, whose results are meta tensors. Under
+    `torch.compile` the call is one operator of the graph, which is differentiable once. For the additive score the
+    function is equivalent to the PyTorch code below; kernels other than "reference" do not store its [T, S, B, H]
+    tensors for all decoder steps:
 
         total = query[:, None] + keys                                # with norm_weight: layer_norm(total, ...)
         scores = (torch.tanh(total) @ v).transpose(1, 2)             # [T, B, S]
@@ -142,6 +144,11 @@ def attend(
         # Autocast does not change float64 tensors either.
         tensors = tuple(each if each is None or each.dtype == torch.float64 else each.to(dtype) for each in tensors)
     differentiable = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    # Graphs with calls on a GPU break here: the operator was not yet tried there.
+    if torch.compiler.is_dynamo_compiling() and keys.is_cpu and not is_transformed() and not is_exporting():
+        flags = {"need_weights": need_weights, "needs_grad": differentiable}
+        context, weights = operators.traced(tensors, lengths, score, kernel, memory_budget, **flags)
+        return _returned(context, weights, one_step=one_step, need_weights=need_weights)
     problem, inputs = _prepare(tensors, lengths, score, differentiable)
     if keys.is_meta or is_transformed() or (not torch.compiler.is_compiling() and forward_ad._current_level >= 0):
         context, weights = explicit.run_operators(problem, inputs, kernel, memory_budget)
@@ -154,9 +161,7 @@ def attend(
             problem, inputs, need_weights=need_weights, kernel=kernel, memory_budget=memory_budget
         )
         context, weights = result.context, result.weights
-    if one_step:
-        context, weights = context[0], None if weights is None else weights[0]
-    return (context, weights) if need_weights else context  # type: ignore[return-value]
+    return _returned(context, weights, one_step=one_step, need_weights=need_weights)
 
 
 def forward(
@@ -259,6 +264,14 @@ class _Attend(torch.autograd.Function):
         saved = Saved(kernel, problem, inputs, Result(context, None, tuple(kept)))
         gradients: Gradients = explicit.run_backward(saved, dcontext, dweights)
         return (None,) * 5 + tuple(gradient if want else None for gradient, want in zip(gradients, wanted, strict=True))
+
+
+def _returned(
+    context: Tensor, weights: Tensor | None, *, one_step: bool, need_weights: bool
+) -> Tensor | tuple[Tensor, Tensor]:
+    if one_step:
+        context, weights = context[0], None if weights is None else weights[0]
+    return (context, weights) if need_weights else context  # type: ignore[return-value]
 
 
 def _is_one_step(query: Tensor) -> bool:

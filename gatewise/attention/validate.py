@@ -98,6 +98,19 @@ def check_tensors(tensors: Mapping[str, Any]) -> None:
             raise ArgumentError(sentence(name, "a dense tensor", f"one of {tensor.layout}", advice))
 
 
+def as_tensor(lengths: Sequence[int], batch: int) -> Tensor:
+    """Return lengths that are given as a sequence as a tensor on the CPU.
+
+    Raises:
+        ArgumentError: They are no integers.
+    """
+    try:
+        return torch.tensor(lengths, dtype=None if len(lengths) else torch.int64, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        advice = "Give one for each sequence."
+        raise ArgumentError(sentence("lengths", f"None, or {batch} integers", repr(lengths), advice)) from None
+
+
 def check_like(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
     """Check the shape of a tensor, and that its dtype and device are those of another one, which has the keys'.
 
@@ -139,13 +152,7 @@ def _check_parameters(score: Score, parameters: dict[str, Tensor | None]) -> Non
 
 
 def _lengths(lengths: Tensor | Sequence[int], source: int, batch: int, device: torch.device) -> Tensor:
-    given = lengths
-    if not isinstance(given, Tensor):
-        try:
-            given = torch.tensor(given, dtype=None if len(given) else torch.int64, device="cpu")
-        except (TypeError, ValueError, RuntimeError):
-            advice = "Give one for each sequence."
-            raise ArgumentError(sentence("lengths", f"None, or {batch} integers", repr(given), advice)) from None
+    given = lengths if isinstance(lengths, Tensor) else as_tensor(lengths, batch)
     if given.dtype == torch.bool or given.dtype.is_floating_point or given.dtype.is_complex:
         raise DtypeError(sentence("lengths", "integers", str(given.dtype)))
     if tuple(given.shape) != (batch,):

@@ -17,6 +17,7 @@ from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.masks import mask_specs
 from gatewise.contract.pytorch import is_exporting
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
+from gatewise.contract.unaliased import unaliased
 from gatewise.functional.arguments import check_input, check_options, check_tensors, described_while_traced
 from gatewise.functional.execution import prepare
 from gatewise.functional.export import exported, in_steps, refuse_packed_batch
@@ -122,7 +123,7 @@ def lstm_forward(
     inputs = with_masks(plan.problem, inputs)
     result = plan.passes.forward(plan.problem, inputs)
     kept = [*inputs.masks, *(result.kept if needs_grad else ())]
-    found = _unaliased([*result[:3], *kept], given=[x, h0, c0, *weights, lengths, batch_sizes, resets])
+    found = unaliased([*result[:3], *kept], given=[x, h0, c0, *weights, lengths, batch_sizes, resets])
     return found[0], found[1], found[2], found[3:]
 
 
@@ -193,7 +194,7 @@ def lstm_backward(
         result = plan.passes.forward(plan.problem, inputs)
     found = plan.passes.backward(plan.problem, inputs, result, OutputGradients(dy, dh, dc), Needs())
     given = [dy, dh, dc, x, h0, c0, *weights, lengths, batch_sizes, y, *kept, resets]
-    dx, dh0, dc0, *dweights = _unaliased([found.x, found.h0, found.c0, *found.weights], given)
+    dx, dh0, dc0, *dweights = unaliased([found.x, found.h0, found.c0, *found.weights], given)
     return dx, dh0, dc0, dweights
 
 
@@ -231,23 +232,6 @@ def _backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None,
 
 
 lstm_forward.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _unaliased(found: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> list[Tensor]:
-    # The results of an operator may share no storage with its arguments or with each other. Kernels return several in
-    # one storage; both biases have one gradient; for an empty sequence the final state is the initial one, and so are
-    # their gradients.
-    seen = {tensor.untyped_storage()._cdata for tensor in given if tensor is not None}
-    apart: list[Tensor] = []
-    for tensor in found:
-        if tensor is None:
-            raise RuntimeError("a kernel left out a gradient that was asked for")
-        if tensor.untyped_storage()._cdata in seen:
-            tensor = tensor.clone()
-        # Callers change results in place, which autograd does not allow for views.
-        apart.append(tensor.data if tensor._is_view() else tensor)
-        seen.add(apart[-1].untyped_storage()._cdata)
-    return apart
 
 
 def _prepared(

@@ -15,7 +15,6 @@ from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gatewise.cells import LayerNormGRU, LayerNormLSTM
-from gatewise.functional.operators import _unaliased
 from gatewise.nn import GRU, LSTM, Recurrent
 from tests.pairwise import each_value, exhaustive_unless, pairwise
 
@@ -185,15 +184,6 @@ def test_other_sizes_compiled_by_inductor_equal_eager(mode, cell, ragged):
         found = [own.clone() for own in outputs_and_gradients(compiled, layer, x, lengths)]
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=3e-2, atol=3e-2 * theirs.abs().max().item())
-
-
-def test_results_of_an_operator_have_storages_of_their_own():
-    given, buffer = torch.ones(3), torch.arange(6.0)
-    found = _unaliased([buffer[:2], buffer[2:], given, buffer.view(2, 3)], [given, None])
-    assert len({tensor.untyped_storage().data_ptr() for tensor in (given, *found)}) == 5
-    torch.testing.assert_close(found, [buffer[:2], buffer[2:], given, buffer.view(2, 3)])
-    with pytest.raises(RuntimeError, match="left out"):
-        _unaliased([None], [])
 
 
 def test_compiled_inference_equals_eager():
