@@ -23,8 +23,8 @@ class LSTMCell(nn.LSTMCell):
     c' &= f \odot c + i \odot g & h' &= o \odot \tanh(c')
     \end{aligned}$$
 
-    The step is computed by PyTorch's own fused operator (`torch.lstm_cell`), since there are no faster kernels for a
-    single step. Programs that loop over time are faster with `gatewise.LSTM`.
+    The step is computed by PyTorch's own fused operator (`torch.lstm_cell`). Programs that loop over time are faster
+    with `gatewise.LSTM`, and those that get their input step by step and compute no gradients with its method `stream`.
 
     Args:
         input_size: I, the number of input features.

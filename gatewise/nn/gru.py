@@ -174,8 +174,8 @@ class GRUCell(nn.GRUCell):
     n &= \tanh(W_{in} x + b_{in} + r \odot (W_{hn} h + b_{hn})) & h' &= (1 - z) \odot n + z \odot h
     \end{aligned}$$
 
-    The step is computed by PyTorch's own fused operator (`torch.gru_cell`), since there are no faster kernels for a
-    single step. Programs that loop over time are faster with `gatewise.GRU`.
+    The step is computed by PyTorch's own fused operator (`torch.gru_cell`). Programs that loop over time are faster
+    with `gatewise.GRU`, and those that get their input step by step and compute no gradients with its method `stream`.
 
     Args:
         input_size: I, the number of input features.

@@ -175,8 +175,8 @@ class RNNCell(nn.RNNCell):
     $$h' = \tanh(W_{ih} x + b_{ih} + W_{hh} h + b_{hh})$$
 
     or the same with $\mathrm{ReLU}$ in place of $\tanh$. The step is computed by PyTorch's own operators
-    (`torch.rnn_tanh_cell`, `torch.rnn_relu_cell`), since there are no faster kernels for a single step. Programs that
-    loop over time are faster with `gatewise.RNN`.
+    (`torch.rnn_tanh_cell`, `torch.rnn_relu_cell`). Programs that loop over time are faster with `gatewise.RNN`, and
+    those that get their input step by step and compute no gradients with its method `stream`.
 
     Args:
         input_size: I, the number of input features.
