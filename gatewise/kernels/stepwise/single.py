@@ -237,23 +237,18 @@ def single_call(problem: Problem, inputs: Inputs) -> Result:
         launches = _launches_of(problem, device, misaligned, threading.get_ident())
         plain = number - len(cell.parameters)
         h_bytes, c_bytes = h0.nbytes // problem.num_layers, c0.nbytes // problem.num_layers
-        vectors, h_before, h_after = x.data_ptr(), h0.data_ptr(), h_n.data_ptr()
-        c_before, c_after, output = c0.data_ptr(), c_n.data_ptr(), y.data_ptr()
+        vectors, output = x.data_ptr(), y.data_ptr()
+        h_before, h_after, c_before, c_after = h0.data_ptr(), h_n.data_ptr(), c0.data_ptr(), c_n.data_ptr()
         for layer, (addresses, launch) in enumerate(launches):
-            start, inner = layer * number, layer < problem.num_layers - 1
+            start, h, c = layer * number, layer * h_bytes, layer * c_bytes
             addresses[0] = vectors
             addresses[1 : 1 + plain] = weights[start : start + plain]
             if cell.parameters:
                 addresses[_PARAMETERS : _PARAMETERS + number - plain] = weights[start + plain : start + number]
-            addresses[_STATES:] = h_before, c_before, h_after, c_after, 0 if inner else output
+            last = layer == problem.num_layers - 1
+            addresses[_STATES:] = h_before + h, c_before + c, h_after + h, c_after + c, output if last else 0
             launch()
-            vectors = h_after
-            h_before, h_after, c_before, c_after = (
-                h_before + h_bytes,
-                h_after + h_bytes,
-                c_before + c_bytes,
-                c_after + c_bytes,
-            )
+            vectors = h_after + h
     return Result(y, h_n, c_n)
 
 
@@ -262,6 +257,8 @@ def _launches_of(
     problem: Problem, device: torch.device, misaligned: tuple[int, ...], thread: int
 ) -> list[tuple[ctypes.Array, Callable[[], None]]]:
     """Return the launch of each layer of a call, with the addresses of its tensors as an array that a call writes to.
+
+    The launches depend on nothing of a call but the arguments of this function: a call writes all addresses anew.
 
     Args:
         problem: The call.
