@@ -231,7 +231,7 @@ def draw(given: argparse.Namespace) -> int:
     record = Record(name, numbers, source, run.commit[:7], run.date[:10], run.torch)
     files.append_line(given.file, points.record_line(record))
     every = shapes.of_one_step(given.seed) if given.one_step else shapes.drawn(given.seed, numbers, training=True)
-    drawn = (problem for problem in every if given.one_step or least <= _steps(problem) <= most)
+    drawn = (problem for problem in every if least <= _steps(problem) <= most)
     count = 0
     for found in layer_times.measured(drawn, device, record, seconds=given.seconds):
         for point in found:

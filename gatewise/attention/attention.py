@@ -76,8 +76,8 @@ def attend(
 
     The function is differentiable any number of times; for a second derivative the call is repeated in PyTorch
     operators that store everything. The same operators compute calls inside of transforms of `torch.func`, such as
-    `grad` and `vmap`, calls in forward mode, and calls of meta tensors, whose results are meta tensors. Under
-    `torch.compile` the call is one operator of the graph, which is differentiable once. For the additive score the
+    `grad` and `vmap`, calls in forward mode, and calls of meta tensors, whose results are meta tensors. On a CPU, under
+    `torch.compile`, the call is one operator of the graph, which is differentiable once. For the additive score the
     function is equivalent to the PyTorch code below; kernels other than "reference" do not store its [T, S, B, H]
     tensors for all decoder steps:
 
@@ -149,7 +149,7 @@ def attend(
         flags = {"need_weights": need_weights, "needs_grad": differentiable}
         context, weights = operators.traced(tensors, lengths, score, kernel, memory_budget, **flags)
         return _returned(context, weights, one_step=one_step, need_weights=need_weights)
-    problem, inputs = _prepare(tensors, lengths, score, differentiable)
+    problem, inputs = prepare(tensors, lengths, score, differentiable)
     if keys.is_meta or is_transformed() or (not torch.compiler.is_compiling() and forward_ad._current_level >= 0):
         context, weights = explicit.run_operators(problem, inputs, kernel, memory_budget)
     elif differentiable:
@@ -189,7 +189,7 @@ def forward(
         The context [T, B, V], the weights [T, B, S] or None, and the opaque `Saved` for `backward`.
     """
     tensors = (query, keys, values, v, weight, norm_weight, norm_bias)
-    problem, inputs = _prepare(tensors, lengths, score, needs_grad)
+    problem, inputs = prepare(tensors, lengths, score, needs_grad)
     result, saved = explicit.run_forward(
         problem, inputs, need_weights=need_weights, kernel=kernel, memory_budget=memory_budget
     )
@@ -278,21 +278,3 @@ def _is_one_step(query: Tensor) -> bool:
     if query.dim() not in (2, 3):
         raise ShapeError(sentence("query", "[T, B, H], or [B, H] for one step", f"shape {list(query.shape)}"))
     return query.dim() == 2
-
-
-def _prepare(
-    tensors: tuple[Tensor | None, ...], lengths: Tensor | Sequence[int] | None, score: str | Score, needs_grad: bool
-) -> tuple[Problem, Inputs]:
-    query, keys, values, v, weight, norm_weight, norm_bias = tensors
-    return prepare(
-        query,  # type: ignore[arg-type]
-        keys,  # type: ignore[arg-type]
-        values,  # type: ignore[arg-type]
-        lengths,
-        score=score,
-        v=v,
-        weight=weight,
-        norm_weight=norm_weight,
-        norm_bias=norm_bias,
-        needs_grad=needs_grad,
-    )

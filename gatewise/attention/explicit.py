@@ -36,7 +36,7 @@ def run_forward(
         kernel: The name of a kernel, or "auto".
         memory_budget: The maximum predicted memory in bytes for "auto".
     """
-    if 0 in (problem.steps, problem.source, problem.batch, problem.value_size):
+    if problem.is_empty:
         return _empty(problem, inputs, need_weights)
     chosen = choose(problem, Device.probe(inputs.keys.device), kernel, memory_budget)
     with torch.no_grad():

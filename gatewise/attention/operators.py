@@ -75,7 +75,7 @@ def attend_forward(
 ) -> tuple[Tensor, Tensor, List[Tensor]]:  # noqa: UP006
     """Run the forward pass; the last result is what the kernel keeps, the one before the weights or an empty tensor."""
     tensors = query, keys, values, v, weight, norm_weight, norm_bias
-    problem, inputs = _prepared(tensors, lengths, score, needs_grad)
+    problem, inputs = prepare(tensors, lengths, score, needs_grad)
     result, _ = _forward(problem, inputs, kernel, memory_budget, need_weights=need_weights)
     weights = keys.new_empty(0) if result.weights is None else result.weights
     kept = result.kept if memory_budget is None else ()
@@ -85,27 +85,14 @@ def attend_forward(
 
 
 @attend_forward.register_fake
-def _attend_forward_fake(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    lengths: Tensor | None,
-    v: Tensor | None,
-    weight: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    score: str,
-    kernel: str,
-    memory_budget: float | None,
-    need_weights: bool,
-    needs_grad: bool,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    problem, _ = _prepared((query, keys, values, v, weight, norm_weight, norm_bias), None, score, needs_grad)
+def _attend_forward_fake(*given: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+    query, keys, values, lengths, *parameters, score, kernel, memory_budget, need_weights, needs_grad = given
+    problem, _ = prepare((query, keys, values, *parameters), None, score, needs_grad)
     problem = problem.replace(ragged=lengths is not None)
     steps, source, batch = problem.steps, problem.source, problem.batch
     weights = keys.new_empty((steps, batch, source) if need_weights else (0,))
     kept: list[Tensor] = []
-    if memory_budget is None and needs_grad and not _is_empty(problem):
+    if memory_budget is None and needs_grad and not problem.is_empty:
         device = Device.probe(keys.device)
         chosen = choose(_for_graph(problem), device, kernel)
         kept = [keys.new_empty(spec.shape, dtype=spec.dtype) for spec in chosen.kept(problem, device)]
@@ -132,9 +119,9 @@ def attend_backward(
 ) -> List[Tensor]:  # noqa: UP006
     """Run the backward pass of the kernel of the forward pass; return the gradients of all tensors that are given."""
     tensors = query, keys, values, v, weight, norm_weight, norm_bias
-    problem, inputs = _prepared(tensors, lengths, score, True)
+    problem, inputs = prepare(tensors, lengths, score, True)
     if memory_budget is None:
-        name = "" if _is_empty(problem) else _chosen(problem, keys.device, kernel)
+        name = "" if problem.is_empty else _chosen(problem, keys.device, kernel)
         saved = Saved(name, problem, inputs, Result(context, None, tuple(kept)))
     else:
         _, saved = _forward(problem, inputs, kernel, memory_budget, need_weights=False)
@@ -146,22 +133,10 @@ def attend_backward(
 
 @attend_backward.register_fake
 def _attend_backward_fake(
-    dcontext: Tensor | None,
-    dweights: Tensor | None,
-    context: Tensor,
-    kept: Sequence[Tensor],
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    lengths: Tensor | None,
-    v: Tensor | None,
-    weight: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    *rest: object,
+    dcontext: Tensor | None, dweights: Tensor | None, context: Tensor, kept: Sequence[Tensor], *given: Any
 ) -> list[Tensor]:
-    tensors = query, keys, values, v, weight, norm_weight, norm_bias
-    return [tensor.new_empty(tensor.shape) for tensor in tensors if tensor is not None]
+    inputs = Inputs(*given[: len(Inputs._fields)])
+    return [tensor.new_empty(tensor.shape) for tensor in inputs._replace(lengths=None) if tensor is not None]
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -175,36 +150,18 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
 def _backward(ctx: Any, dcontext: Tensor | None, dweights: Tensor | None, dkept: object) -> tuple:
     context, *rest = ctx.saved_tensors
     tensors, kept = rest[: len(Inputs._fields)], rest[len(Inputs._fields) :]
-    dweights = None if dweights is None or dweights.dim() != context.dim() else dweights
     gradients = iter(attend_backward(dcontext, dweights, context, kept, *tensors, *ctx.options))
-    lengths = Inputs._fields.index("lengths")
-    given = [tensor is not None and place != lengths for place, tensor in enumerate(tensors)]
-    return (*[next(gradients) if each else None for each in given], *[None] * 5)
+    differentiable = Inputs(*tensors)._replace(lengths=None)
+    return (*[None if tensor is None else next(gradients) for tensor in differentiable], *[None] * 5)
 
 
 attend_forward.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _prepared(tensors: tuple[Any, ...], lengths: Tensor | None, score: str, needs_grad: bool) -> tuple[Problem, Inputs]:
-    query, keys, values, v, weight, norm_weight, norm_bias = tensors
-    return prepare(
-        query,
-        keys,
-        values,
-        lengths,
-        score=score,
-        v=v,
-        weight=weight,
-        norm_weight=norm_weight,
-        norm_bias=norm_bias,
-        needs_grad=needs_grad,
-    )
-
-
 def _forward(
     problem: Problem, inputs: Inputs, kernel: str, memory_budget: float | None, *, need_weights: bool
 ) -> tuple[Result, Saved]:
-    if memory_budget is None and not _is_empty(problem):
+    if memory_budget is None and not problem.is_empty:
         kernel = _chosen(problem, inputs.keys.device, kernel)
     return explicit.run_forward(problem, inputs, need_weights=need_weights, kernel=kernel, memory_budget=memory_budget)
 
@@ -223,10 +180,3 @@ def _for_graph(problem: Problem) -> Problem:
     # The others may be symbols, too, but are the same in all calls of a graph: they are sizes of weights.
     sizes |= {name: int(getattr(problem, name)) for name in ("hidden_size", "value_size", "query_size")}
     return problem.replace(**sizes)
-
-
-def _is_empty(problem: Problem) -> bool:
-    return any(
-        isinstance(size, int) and size == 0
-        for size in (problem.steps, problem.source, problem.batch, problem.value_size)
-    )

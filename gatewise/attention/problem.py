@@ -72,6 +72,11 @@ class Problem:
         return self.score is Score.ADDITIVE
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute: no step, position, sequence or value."""
+        return 0 in (self.steps, self.source, self.batch, self.value_size)
+
+    @property
     def pairs(self) -> int:
         """The number of scores: one for each decoder step, sequence and source position."""
         return self.steps * self.batch * self.source

@@ -102,21 +102,11 @@ def new_steps(
         raise ArgumentError(sentence("steps", "a positive integer", repr(steps)))
     if queries is None:
         queries = keys.new_empty(steps, *keys.shape[1:])
-    problem, inputs = prepare(
-        queries,
-        keys,
-        values,
-        lengths,
-        score=score,
-        v=v,
-        weight=None,
-        norm_weight=norm_weight,
-        norm_bias=norm_bias,
-        needs_grad=needs_grad,
-    )
+    tensors = queries, keys, values, v, None, norm_weight, norm_bias
+    problem, inputs = prepare(tensors, lengths, score, needs_grad)
     if problem.steps != steps:
         raise ShapeError(sentence("queries", f"of T = {steps} steps", problem.steps))
-    if 0 in (problem.source, problem.batch, problem.value_size):
+    if problem.is_empty:  # not of steps, which are at least one
         raise ShapeError(sentence("keys", "of at least one position and one sequence", list(keys.shape)))
     shape = (steps, problem.batch, problem.value_size)
     contexts = values.new_empty(shape) if contexts is None else contexts

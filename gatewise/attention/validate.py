@@ -19,19 +19,15 @@ _OF_SCORE = {"v": Score.ADDITIVE, "norm_weight": Score.ADDITIVE, "norm_bias": Sc
 
 
 def prepare(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    lengths: Tensor | Sequence[int] | None,
-    *,
-    score: str | Score,
-    v: Tensor | None,
-    weight: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    needs_grad: bool,
+    tensors: Sequence[Any], lengths: Tensor | Sequence[int] | None, score: str | Score, needs_grad: bool
 ) -> tuple[Problem, Inputs]:
-    """Check every argument and describe the call; the query is [T, B, Q].
+    """Check every argument and describe the call.
+
+    Args:
+        tensors: The query [T, B, Q], and the other tensors of `Inputs` but the lengths.
+        lengths: The lengths [B], or None.
+        score: The score.
+        needs_grad: Whether a backward pass may follow.
 
     Raises:
         ShapeError: A rank, size or length does not fit.
@@ -39,6 +35,7 @@ def prepare(
         DeviceError: Tensors are on different devices.
         ArgumentError: A parameter is missing, or belongs to another score; or an argument is no tensor.
     """
+    query, keys, values, v, weight, norm_weight, norm_bias = tensors
     kind = _score(score)
     parameters = {"v": v, "weight": weight, "norm_weight": norm_weight, "norm_bias": norm_bias}
     _check_parameters(kind, parameters)

@@ -49,13 +49,13 @@ class _Stepwise:
         return CRITERIA
 
     def algorithm(self, problem: Problem, device: Device) -> str:
-        if is_single_call(problem):
+        if is_single_call(problem, device):
             return "one launch for each layer, which computes the products, too"
         layout = str(product_layout_of(problem, device))
         return layout if is_fused(problem.cell) else f"{layout}, a block of threads for each sequence"
 
     def work(self, problem: Problem, device: Device) -> Work:
-        if is_single_call(problem):
+        if is_single_call(problem, device):
             return Work(
                 matmul_flops=problem.matmul_flops,
                 bytes_moved=problem.parameter_count * problem.element_bytes,
@@ -104,7 +104,7 @@ class _Stepwise:
         return (*[output] * (problem.num_layers - 1), *layer_keeps * problem.num_layers)
 
     def workspace_bytes(self, problem: Problem, device: Device) -> int:
-        if is_single_call(problem):
+        if is_single_call(problem, device):
             return 0
         planes = problem.time * problem.batch * problem.num_directions * problem.hidden_size * problem.element_bytes
         # In inference the gates are not kept; in a traced call the gradients do not overwrite the gates.
@@ -126,7 +126,7 @@ class _Stepwise:
         # They import the compiler, which choosing a kernel does not need.
         from gatewise.kernels.stepwise import layer, single
 
-        if is_single_call(problem):
+        if is_single_call(problem, Device.probe(inputs.x.device)):
             return single.single_call(problem, inputs)
         if not carries_hidden(problem):
             return stack.forward(problem, inputs, layer.forward)

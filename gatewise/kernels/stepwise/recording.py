@@ -9,7 +9,8 @@ graphs are discarded when the buffers must grow; everything else that a graph de
 A device has up to four recorders, each with its own buffers and graphs. A call takes the recorder that was last used on
 its stream, otherwise a new one, otherwise the least recently used one, after its stream has waited for the stream of
 that recorder's last call. The call holds the recorder's lock while it issues its work. The buffers have the size of the
-largest call so far; they and a cuBLAS workspace stay allocated until `release()`.
+largest call so far; they and a cuBLAS workspace stay allocated until `release()`. The tensors that calls get are views
+of the buffers, which are kept by place, shape and dtype, and are discarded with the buffers.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Recorder:
         self._device = device
         self._memory: Tensor | None = None
         self._used = 0
-        self._views: dict[tuple[object, ...], Tensor] = {}  # of `_memory`, by place, shape and dtype
+        self._views: dict[tuple[object, ...], Tensor] = {}
         self._graphs = Graphs(_MOST_GRAPHS)
         self._done = torch.cuda.Event()
         self._stream = stream

@@ -225,7 +225,7 @@ class SingleSteps:
 
 
 def single_call(problem: Problem, inputs: Inputs) -> Result:
-    """Compute a call that `is_single_call` accepts."""
+    """Compute a call that `is_single_call` accepts: y [1, B, H], h_n [L, B, H] and c_n [L, B, S*H]."""
     device, batch, cell = inputs.x.device, problem.batch, problem.cell
     with driver.on(device):
         x, h0, c0 = _aligned(inputs.x), _aligned(inputs.h0), _aligned(inputs.c0)

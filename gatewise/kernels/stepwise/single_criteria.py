@@ -23,10 +23,7 @@ MOST_PARAMETERS = 8
 """The largest number of parameters of a cell, whose addresses are part of a struct."""
 
 
-CRITERIA = (
-    AMPERE,
-    COMPILER,
-    HAS_FORMAT,
+_OF_CALLS = (
     Criterion(
         "batch",
         allowed=f"at most {MOST_ROWS}",
@@ -55,6 +52,8 @@ CRITERIA = (
     ),
 )
 
+CRITERIA = (AMPERE, COMPILER, HAS_FORMAT, *_OF_CALLS)
+
 
 @functools.lru_cache(maxsize=256)
 def refusals_of(problem: Problem, device: Device) -> tuple[Refusal, ...]:
@@ -69,23 +68,21 @@ def refusals_of(problem: Problem, device: Device) -> tuple[Refusal, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def is_single_call(problem: Problem) -> bool:
+def is_single_call(problem: Problem, device: Device) -> bool:
     """Return whether the kernel `stepwise` computes a call in one launch for each layer, products included.
 
     Args:
         problem: A call that the criteria of that kernel accept.
+        device: The properties of its device.
     """
     return (
         problem.time == 1
-        and problem.batch <= MOST_ROWS
         and not problem.needs_grad
         and not problem.bidirectional
-        and not problem.proj_size
         and not problem.resets
         and problem.layout is Layout.DENSE
         and not isinstance(problem.cell, Regularised)
-        and len(problem.cell.parameters) <= MOST_PARAMETERS
-        and is_pointwise(problem.cell)
+        and all(criterion.check(problem, device) is None for criterion in _OF_CALLS)
     )
 
 
