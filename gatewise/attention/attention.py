@@ -76,8 +76,8 @@ def attend(
 
     The function is differentiable any number of times; for a second derivative the call is repeated in PyTorch
     operators that store everything. The same operators compute calls inside of transforms of `torch.func`, such as
-    `grad` and `vmap`, calls in forward mode, and calls of meta tensors, whose results are meta tensors. On a CPU, under
-    `torch.compile`, the call is one operator of the graph, which is differentiable once. For the additive score the
+    `grad` and `vmap`, calls in forward mode, and calls of meta tensors, whose results are meta tensors. Under `torch.compile`
+    the call is one operator of the graph, which is differentiable once. For the additive score the
     function is equivalent to the PyTorch code below; kernels other than "reference" do not store its [T, S, B, H]
     tensors for all decoder steps:
 
@@ -144,8 +144,7 @@ def attend(
         # Autocast does not change float64 tensors either.
         tensors = tuple(each if each is None or each.dtype == torch.float64 else each.to(dtype) for each in tensors)
     differentiable = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    # Graphs with calls on a GPU break here: the operator was not yet tried there.
-    if torch.compiler.is_dynamo_compiling() and keys.is_cpu and not is_transformed() and not is_exporting():
+    if torch.compiler.is_dynamo_compiling() and not keys.is_meta and not is_transformed() and not is_exporting():
         flags = {"need_weights": need_weights, "needs_grad": differentiable}
         context, weights = operators.traced(tensors, lengths, score, kernel, memory_budget, **flags)
         return _returned(context, weights, one_step=one_step, need_weights=need_weights)

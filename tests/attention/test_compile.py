@@ -146,19 +146,47 @@ def test_the_operator_passes_the_checks_of_torch(score):
 def test_the_operator_on_a_gpu_equals_an_eager_call(score, dtype, kernel):
     if interprets():
         pytest.skip("Triton interprets its programs")
-    (query, keys, values), named = case(score, 64, 48, 32, dtype, "cuda")
+    tensors, named = case(score, 64, 48, 32, dtype, "cuda")
     lengths = torch.arange(32, device="cuda") + 10
-    rest = [named.get(name) for name in ("v", "weight", "norm_weight", "norm_bias")]
-
-    @torch.compile(fullgraph=True)
-    def call(query, keys, values, lengths, *rest):
-        flags = {"need_weights": False, "needs_grad": True}
-        tensors = query, keys, values, *rest
-        return operators.traced(tensors, lengths, named["score"], kernel, None, **flags)[0]
-
-    found = call(query, keys, values, lengths, *rest)
-    expected = attend(query, keys, values, lengths, kernel=kernel, **named)
+    call = torch.compile(attend, fullgraph=True)
+    found = call(*tensors, lengths, kernel=kernel, need_weights=True, **named)
+    expected = attend(*tensors, lengths, kernel=kernel, need_weights=True, **named)
     torch.testing.assert_close(found, expected)
-    tensors = query, keys, values
     for one, other in zip(gradients(found, tensors, named), gradients(expected, tensors, named), strict=True):
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("score", SCORES)
+def test_one_graph_of_a_gpu_serves_all_sizes_under_autocast(score):
+    if interprets():
+        pytest.skip("Triton interprets its programs")
+    counter = CompileCounterWithBackend("inductor")
+
+    @torch.compile(fullgraph=True, backend=counter, dynamic=True)
+    def call(query, keys, values, lengths, named):
+        with torch.autocast("cuda", torch.bfloat16):
+            return attend(query, keys, values, lengths, **named)
+
+    for steps, source, batch in ((4, 6, 3), (90, 50, 2), (100, 70, 64), (2, 2, 2)):
+        tensors, named = case(score, steps, source, batch, device="cuda")
+        lengths = torch.arange(batch, device="cuda") % source
+        found = call(*tensors, lengths, named)
+        with torch.autocast("cuda", torch.bfloat16):
+            expected = attend(*tensors, lengths, **named)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found, expected)
+        for one, other in zip(gradients(found, tensors, named), gradients(expected, tensors, named), strict=True):
+            torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.gpu
+def test_lengths_in_a_list_and_one_step_on_a_gpu():
+    if interprets():
+        pytest.skip("Triton interprets its programs")
+    (query, keys, values), named = case(device="cuda")
+    call = torch.compile(attend, fullgraph=True)
+    found = call(query[0], keys, values, [S, 2, 0], need_weights=True, **named)
+    expected = attend(query[0], keys, values, [S, 2, 0], need_weights=True, **named)
+    torch.testing.assert_close(found, expected)
