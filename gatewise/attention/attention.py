@@ -76,8 +76,8 @@ def attend(
 
     The function is differentiable any number of times; for a second derivative the call is repeated in PyTorch
     operators that store everything. The same operators compute calls inside of transforms of `torch.func`, such as
-    `grad` and `vmap`, calls in forward mode, and calls of meta tensors, whose results are meta tensors. Under `torch.compile`
-    the call is one operator of the graph, which is differentiable once. For the additive score the
+    `grad` and `vmap`, calls in forward mode, and calls of meta tensors, whose results are meta tensors. Under
+    `torch.compile` the call is one operator of the graph, which is differentiable once. For the additive score the
     function is equivalent to the PyTorch code below; kernels other than "reference" do not store its [T, S, B, H]
     tensors for all decoder steps:
 
