@@ -11,9 +11,9 @@ from torch.nn import functional
 from gatewise.contract.device import Device, tf32_products_allowed
 from gatewise.contract.second_derivatives import once_differentiable
 from gatewise.contract.triton_kernels import TritonLaunch
-from gatewise.models import fused_softmax
+from gatewise.models import fused_rows, fused_softmax
 from gatewise.models.softmax import ONCE, is_plain, product_dtype, token_losses
-from gatewise.models.widening import copied, is_aligned, widened, widened_rows
+from gatewise.models.widening import copied, is_aligned, widened, widened_columns, widened_rows
 
 CHUNK_BYTES = 128 << 20
 """The default size of a chunk's logits in bytes: large enough that matrix products run at full speed."""
@@ -116,8 +116,13 @@ def softmax_launches(
     """
     if dtype == torch.float64:
         return []
-    width = widened_rows(vocabulary) if _worth_widening(size, vocabulary, dtype, on_gpu=True) else vocabulary
-    return fused_softmax.launches(vocabulary, width, dtype, label_smoothing, gradient=gradient)
+    if not _worth_widening(size, vocabulary, dtype, on_gpu=True):
+        return fused_softmax.launches(vocabulary, vocabulary, dtype, label_smoothing, gradient=gradient)
+    rows, columns = widened_rows(vocabulary), widened_columns(size)
+    return [
+        *fused_rows.launches(vocabulary, size, rows, columns, dtype, gradient=gradient),
+        *fused_softmax.launches(vocabulary, rows, dtype, label_smoothing, gradient=gradient),
+    ]
 
 
 def dtype_of_products(hidden: Tensor) -> torch.dtype:
@@ -211,6 +216,10 @@ class _WeightedLoss(torch.autograd.Function):
 
 def _scaled(sums: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return sums times a factor, converted to a dtype and multiplied in the wider of the two dtypes."""
+    if dtype == torch.float32 and sums.ndim == 2 and fused_rows.can_copy(sums, dtype):
+        scaled = sums.new_empty(sums.shape, dtype=dtype)
+        fused_rows.scale(sums, factor, scaled)
+        return scaled
     if dtype.itemsize < sums.itemsize:
         return (sums * factor).to(dtype)
     if dtype != sums.dtype:

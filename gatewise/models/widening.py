@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gatewise.models import fused_rows
+
 _ALIGNED = 8  # numbers of 16 bits in 16 bytes; wider numbers are then aligned too
 
 
@@ -16,7 +18,11 @@ def is_aligned(*sizes: int, itemsize: int = 2) -> bool:
 def widened(matrix: Tensor, column: Tensor | float, dtype: torch.dtype, height: int | None) -> Tensor:
     """Return a matrix with one more column, padded with zeros to aligned sizes; a given height is not padded."""
     count, size = matrix.shape
-    wide = matrix.new_empty(height or widened_rows(count), _rounded_up(size + 1), dtype=dtype)
+    wide = matrix.new_empty(height or widened_rows(count), widened_columns(size), dtype=dtype)
+    if fused_rows.can_copy(matrix, dtype):
+        numbers = column if isinstance(column, Tensor) else matrix.new_full((count,), column)
+        fused_rows.widen(matrix, numbers.contiguous(), wide)
+        return wide
     copied(matrix, wide[:count, :size])
     wide[:count, size] = column
     wide[:count, size + 1 :].zero_()
@@ -27,6 +33,11 @@ def widened(matrix: Tensor, column: Tensor | float, dtype: torch.dtype, height: 
 def widened_rows(count: int) -> int:
     """Return the number of rows of the result of `widened` for a matrix of this many rows, without a given height."""
     return _rounded_up(count)
+
+
+def widened_columns(size: int) -> int:
+    """Return the number of columns of the result of `widened` for a matrix with this many columns."""
+    return _rounded_up(size + 1)
 
 
 def copied(matrix: Tensor, to: Tensor) -> Tensor:
