@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gatewise.contract import early_gradients
+from gatewise.contract.early_gradients import EarlyGradients
 from gatewise.training.processes import LARGE_BYTES, Finish, Processes
 
 _LOOK_UP = "EmbeddingBackward0"
@@ -32,9 +35,11 @@ class GradientExchange:
     """Replaces the gradients of each process by their means, which are bitwise equal in all processes.
 
     A gradient of `LARGE_BYTES` or more is sent as soon as the backward pass has accumulated it, while the pass goes on
-    with others. The order is the same in all processes, that of the weights from the last to the first, in which a
-    backward pass usually ends with them: a gradient that is ready before its turn waits for those before it, and what
-    no turn has come for when the pass ends is sent then. Small gradients are sent together at the end.
+    with others. On a GPU, it waits for the work that computes this gradient (see `early_gradients`), and not for all
+    that the pass has launched by then. The order is the same in all processes, that of the weights from the last to the
+    first, in which a backward pass usually ends with them: a gradient that is ready before its turn waits for those
+    before it, and what no turn has come for when the pass ends is sent then. Small gradients are sent together at the
+    end.
 
     Args:
         processes: The processes.
@@ -58,6 +63,8 @@ class GradientExchange:
         self._tables = list(dict.fromkeys(table for table in tables if table.requires_grad))
         self._rows: dict[torch.Tensor, EmbeddingRows] = {}
         self._turns = Turns((), _nothing_to_start)
+        self._early = EarlyGradients()
+        self._read_once: set[torch.Tensor] = set()
         self._broken = False
         self._shapes: Hashable = None
         self._known: dict[tuple[Hashable, int], tuple[int, ...]] = {}
@@ -93,16 +100,20 @@ class GradientExchange:
         trained = [each for each in reversed(weights) if each.requires_grad and each not in self._rows]
         large = [each for each in trained if each.nbytes >= LARGE_BYTES]
         self._turns = Turns(large, self._start)
+        early = self._processes.device.type == "cuda" and not self._bfloat16
+        self._read_once = weights_read_once(loss, large) if early else set()
         hooks = [weight.register_post_accumulate_grad_hook(self._turns.ready) for weight in large]
         captured = _is_captured(self._processes.device)  # then nothing is sent
         try:
-            yield
+            with early_gradients.noted() as self._early:
+                yield
         except BaseException:
             self._broken = not captured and (self._turns.begun or bool(self._rows))
             raise
         finally:
             for hook in hooks:
                 hook.remove()
+            self._early, self._read_once = EarlyGradients(), set()
 
     @torch.no_grad()
     def average(
@@ -136,8 +147,30 @@ class GradientExchange:
             arrived(owners)
 
     def _start(self, weight: torch.Tensor) -> Finish:
+        gradient = _gradient(weight)
+        computed = self._early.event_of(gradient) if weight in self._read_once else None
         with torch.no_grad():
-            return self._processes.start_average([_gradient(weight)], bfloat16=self._bfloat16)
+            if computed is None:
+                return self._processes.start_average([gradient], bfloat16=self._bfloat16)
+            return self._start_at(computed, gradient)
+
+    @functools.cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        # No work is on it: collectives have a stream of their own, which waits for that on which they are called.
+        return torch.cuda.Stream(self._processes.device)
+
+    def _start_at(self, computed: torch.cuda.Event, gradient: torch.Tensor) -> Finish:
+        """Send a gradient when the event has happened, instead of at the end of the current stream's work."""
+        stream = self._stream
+        stream.wait_event(computed)
+        with torch.cuda.stream(stream):
+            finish = self._processes.start_average([gradient])
+
+        def finish_here() -> None:
+            finish()
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+        return finish_here
 
     def _rows_of(self, loss: torch.Tensor, weights: set[nn.Parameter]) -> dict[torch.Tensor, EmbeddingRows]:
         """Return the rows to send of each embedding that is not sent as a whole."""
@@ -279,6 +312,22 @@ def _is_captured(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+def weights_read_once(loss: torch.Tensor, weights: Sequence[torch.Tensor]) -> set[torch.Tensor]:
+    """Return those weights that one autograd node alone reads, which computes all of their gradient.
+
+    Args:
+        loss: The loss, before its backward pass.
+        weights: The weights.
+    """
+    reads = dict.fromkeys(weights, 0)
+    for node, leaf in _reads_of_leaves(loss):
+        if node.name() == _REENTRANT_CHECKPOINT:
+            return set()
+        if leaf is not None and leaf in reads:
+            reads[leaf] += 1
+    return {weight for weight, count in reads.items() if count == 1}
+
+
 def rows_read(loss: torch.Tensor, tables: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
     """Return the rows of matrices that a loss depends on, from its autograd graph.
 
@@ -290,22 +339,27 @@ def rows_read(loss: torch.Tensor, tables: Iterable[torch.Tensor]) -> list[torch.
         For each matrix the row numbers, int64 [N] with repetitions, if the loss uses it in lookups of embeddings only
         (`torch.nn.functional.embedding`); otherwise None.
     """
-    wanted = {id(table): index for index, table in enumerate(tables)}
-    lookups: list[list[torch.Tensor]] = [[] for _ in wanted]
-    used_otherwise: set[int] = set()
+    lookups: dict[torch.Tensor, list[torch.Tensor]] = {table: [] for table in tables}
+    used_otherwise: set[torch.Tensor] = set()
+    for node, leaf in _reads_of_leaves(loss):
+        if node.name() == _REENTRANT_CHECKPOINT:  # it hides a part of the graph
+            used_otherwise.update(lookups)
+        elif leaf in lookups and node.name() == _LOOK_UP:
+            lookups[leaf].append(node._saved_indices.flatten().long())
+        elif leaf in lookups:
+            used_otherwise.add(leaf)
+    return [None if not found or table in used_otherwise else torch.cat(found) for table, found in lookups.items()]
+
+
+def _reads_of_leaves(loss: torch.Tensor) -> Iterator[tuple[Any, torch.Tensor | None]]:
+    """Yield each node of an autograd graph with each leaf that it reads, and once more without a leaf."""
     nodes: list[Any] = [] if loss.grad_fn is None else [loss.grad_fn]
     seen = set(nodes)
     for node in nodes:  # to which the loop appends
-        if node.name() == _REENTRANT_CHECKPOINT:  # it hides a part of the graph
-            used_otherwise.update(range(len(lookups)))
+        yield node, None
         for parent, _ in node.next_functions:
             if parent is not None and parent.name() == _LEAF:
-                index = wanted.get(id(parent.variable))
-                if index is not None and node.name() == _LOOK_UP:
-                    lookups[index].append(node._saved_indices.flatten().long())
-                elif index is not None:
-                    used_otherwise.add(index)
+                yield node, parent.variable
             elif parent is not None and parent not in seen:
                 seen.add(parent)
                 nodes.append(parent)
-    return [None if not found or index in used_otherwise else torch.cat(found) for index, found in enumerate(lookups)]

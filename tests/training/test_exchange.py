@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import gatewise
 from gatewise.training import TrainingOptions, exchange
 from gatewise.training import processes as of_processes
-from gatewise.training.exchange import EmbeddingRows, GradientExchange, Turns, rows_read
+from gatewise.training.exchange import EmbeddingRows, GradientExchange, Turns, rows_read, weights_read_once
 from gatewise.training.graph import WARMUPS, ReplayedStep
 from gatewise.training.optimizers import build_optimizer
 from gatewise.training.processes import Processes
@@ -487,6 +487,19 @@ def test_a_checkpoint_that_hides_a_part_of_the_graph_sends_the_whole_matrix(reen
     hidden = checkpoint(lambda x: x * table(tokens), start, use_reentrant=reentrant)
     (read,) = rows_read((hidden + table(tokens)).sum(), [table.weight])
     assert (read is None) == whole
+
+
+def test_which_weights_one_node_alone_reads():
+    lstm, once, twice, unread = gatewise.LSTM(SIZE, SIZE), *(nn.Linear(SIZE, SIZE) for _ in range(3))
+    x = torch.randn(3, 2, SIZE)
+    loss = once(twice(twice(lstm(x)[0]))).sum()
+    weights = [*lstm.parameters(), once.weight, twice.weight, unread.weight]
+    assert weights_read_once(loss, weights) == {*lstm.parameters(), once.weight}
+    penalized = loss + lstm.weight_hh_l0.square().sum()
+    assert weights_read_once(penalized, weights) == {*lstm.parameters(), once.weight} - {lstm.weight_hh_l0}
+    assert weights_read_once((once.weight * once.weight).sum(), weights) == set()
+    hidden = checkpoint(once, x.requires_grad_(), use_reentrant=True)
+    assert weights_read_once((hidden + once(x)).sum(), weights) == set()
 
 
 @pytest.mark.parametrize(

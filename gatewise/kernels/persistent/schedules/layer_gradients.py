@@ -53,8 +53,9 @@ def write(
             if bias is not None and both:
                 matrix_products.write_biases(problem, bias[direction], *both)
         return
+    # First what is exchanged between processes while the rest is computed.
+    if into:
+        matrix_products.weight_gradients(problem, layer, y, dgates, bias, lengths, tokens, into, scratch)
     if flat is not None:
         dsums = [tokens.flat(sums) for sums in dgates]
         matrix_products.input_gradient(problem, dsums, layer.weights, flat, scratch, kept)
-    if into:
-        matrix_products.weight_gradients(problem, layer, y, dgates, bias, lengths, tokens, into, scratch)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gatewise.contract import early_gradients
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
@@ -173,7 +174,7 @@ def weight_gradients(
         if wanted:
             launches.write_operands(wanted, copies, tokens, lengths, layer.resets)
         each = len(into) // directions
-        of_directions: list[list[Product]] = []
+        of_directions: list[tuple[list[Product], Product]] = []
         for direction in range(directions):
             w_ih, w_hh, *both = into[direction * each : (direction + 1) * each]
             of_steps = tokens.flat(dgates[direction])
@@ -186,12 +187,21 @@ def weight_gradients(
                 parts = _by_steps(direction, dgates[direction], outputs[direction], layer.h0[direction])
             parts = _in_stretches(problem, parts, scratch.device)
             recurrent = [Product(tuple(_of_run(run, parts, hidden)), run.rows_of(w_hh, size)) for run in runs]
-            of_directions.append([Product(((of_input(of_inputs, gates * hidden).t(), x),), w_ih), *recurrent])
+            of_directions.append((recurrent, Product(((of_input(of_inputs, gates * hidden).t(), x),), w_ih)))
             if bias is not None and both:
                 write_biases(problem, bias[direction], *both)
-        for each_direction in zip(*of_directions, strict=True):
-            # As a batch, libraries add up exact products in longer chains, which are less precise.
-            multiply(each_direction, size, scratch, as_batch=not exact_products(problem))
+        # As a batch, libraries add up exact products in longer chains, which are less precise.
+        as_batch = not exact_products(problem)
+        for each_direction in zip(*[recurrent for recurrent, _ in of_directions], strict=True):
+            multiply(each_direction, size, scratch, as_batch=as_batch)
+        _note([into[direction * each + 1] for direction in range(directions)])
+        multiply([product for _, product in of_directions], size, scratch, as_batch=as_batch)
+        _note([into[direction * each] for direction in range(directions)])
+
+
+def _note(gradients: Sequence[Tensor]) -> None:
+    for gradient in gradients:
+        early_gradients.note(gradient)
 
 
 def _of_run(run: Run, parts: list[Factors], hidden: int) -> list[Factors]:
