@@ -53,7 +53,8 @@ _RESULTS = {
     "rcp.approx.ftz.f32": "1 / ({0})",
 }
 COMMON = '#include "common.h"\n'
-_GCC = ("g++", "-fPIC", "-std=c++17")
+# What is static in an inline function would be one object for all libraries, of the size that it has in the first one.
+_GCC = ("g++", "-fPIC", "-std=c++17", "-fno-gnu-unique")
 _LINKED = ("-shared", *(("-fuse-ld=gold",) if shutil.which("ld.gold") else ()))  # in a third of the time of ld
 
 _ASSEMBLY = re.compile(r"\basm(?: volatile)?\(")

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -27,9 +27,10 @@ from gatewise.derivation.row import row_code
 from gatewise.kernels.cuda import driver, formats, toolchain
 from gatewise.kernels.stepwise.launch import SOURCES, address
 from gatewise.kernels.stepwise.products import state_dtype
-from gatewise.kernels.stepwise.single_criteria import MOST_PARAMETERS
+from gatewise.kernels.stepwise.single_criteria import MOST_PARAMETERS, TILED_UNITS, is_tiled
 
 _LANES, _VECTOR_BYTES, _MOST_WARPS = 32, 16, 4
+_TILE_ROWS, _TILE_DEPTH, _MOST_TILE_WARPS = 8, 32, 8  # of products on tensor cores
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int
 
 
@@ -129,7 +130,7 @@ class SingleSteps:
         if not self._of_one_step:
             self._refuse_states()
         # A block counts itself in each step, modulo two steps, and the first buffer is read while the count is 0.
-        second = (self._begun >= self._shape[1]).view(-1, 1, 1)
+        second = (self._begun > 0).view(-1, 1, 1)
         with torch.no_grad():
             hidden = torch.where(second, self._hidden[:, 1], self._hidden[:, 0]).to(self._carried.dtype)
             found = []
@@ -160,8 +161,9 @@ class SingleSteps:
             expectation = f"those of {layers} layers with {self._shape[1]} units, as the states are"
             got = f"{matrices // 2} layers with {units} units"
             raise ShapeError(sentence("weights", expectation, got, "Make a new stream of the layer."))
-        # The rows of a matrix lie one after the other. Copies of others are those of one call.
-        own = [weight.contiguous() for weight in weights]
+        # Copies are those of one call.
+        own = [_readable(weight, self._shape[1]) for weight in weights]
+        copied = any(one is not other for one, other in zip(own, weights, strict=True))
         forms = [(weight.data_ptr(), weight.shape, weight.dtype, True) for weight in own]
         arguments = [
             self._arguments(layer, each)
@@ -172,9 +174,8 @@ class SingleSteps:
         with driver.on(self.device):  # a kernel is loaded into the context of the current device
             self._launches = [self._launch(each, above=layer > 0) for layer, each in enumerate(arguments)]
         self._first, self._last = arguments[0], arguments[-1]
-        contiguous = all(weight.is_contiguous() for weight in weights)
-        self._copies = [] if contiguous else own
-        self._known = forms if contiguous else None
+        self._copies = own if copied else []
+        self._known = None if copied else forms
 
     def step(self, x: Tensor) -> Tensor:
         """Compute a step with the weights of the last `prepare`; return the hidden states of the last layer [B, H].
@@ -230,7 +231,7 @@ def single_call(problem: Problem, inputs: Inputs) -> Result:
     with driver.on(device):
         x, h0, c0 = _aligned(inputs.x), _aligned(inputs.h0), _aligned(inputs.c0)
         y, h_n, c_n = x.new_empty(1, batch, problem.hidden_size), torch.empty_like(h0), torch.empty_like(c0)
-        own = [weight if weight.is_contiguous() else weight.contiguous() for weight in inputs.weights]
+        own = [_readable(weight, problem.hidden_size) for weight in inputs.weights]
         weights, number = [weight.data_ptr() for weight in own], problem.weights_per_direction
         misaligned = tuple([address % _VECTOR_BYTES for address in weights])
         # A thread writes the addresses of a call to arguments of its own.
@@ -280,6 +281,17 @@ def _launches_of(
     return found
 
 
+def _readable(weight: Tensor, units: int) -> Tensor:
+    """Return a weight whose rows lie one after the other, at an address from which its kernel loads; copy it if needed.
+
+    Tensor cores are used where sizes and dtype allow it, whatever the addresses are: the blocks of a step must be the
+    same in all steps, because they count themselves.
+    """
+    if weight.dim() == 2 and is_tiled(weight.element_size(), weight.shape[1], units):
+        return _aligned(weight)
+    return weight if weight.is_contiguous() else weight.contiguous()
+
+
 def _aligned(tensor: Tensor) -> Tensor:
     """Return a tensor that is contiguous and aligned for vector loads; copy it only if necessary."""
     tensor = tensor.contiguous()
@@ -299,6 +311,43 @@ def _single(vectors: int | None, weights: DirectionWeights, batch: int, is_last:
     )
 
 
+class Form(NamedTuple):
+    """What single.cu is compiled for, besides the cell and the dtype.
+
+    Attributes:
+        input_width: The number of values of a row of the input weights that one instruction loads.
+        width: The same of the recurrent weights.
+        units: The number of units of a block: one, or several whose products tensor cores compute.
+        rows: The number of sequences.
+        warps: The number of warps of a block.
+    """
+
+    input_width: int
+    width: int
+    units: int
+    rows: int
+    warps: int
+
+    @classmethod
+    def of(cls, single: Single, itemsize: int) -> Form:
+        """Return the form for the arguments of a layer's step, with values of this number of bytes."""
+        sizes = (single.input_weights, single.inputs), (single.recurrent_weights, single.units)
+        widths = [width_of(pointer or 0, size * itemsize, itemsize) for pointer, size in sizes]
+        if is_tiled(itemsize, single.inputs, single.units):
+            rows = max(_TILE_ROWS, rows_of(single.batch))
+            depths = -(-max(single.inputs, single.units) // _TILE_DEPTH)
+            # Each thread computes the step of one unit of a sequence.
+            warps = max(warps_of(depths, 1, _MOST_TILE_WARPS), -(-TILED_UNITS * rows // _LANES))
+            return cls(*widths, TILED_UNITS, rows, warps)
+        loads = max(single.inputs // widths[0], single.units // widths[1])
+        return cls(*widths, 1, rows_of(single.batch), warps_of(loads, _LANES, _MOST_WARPS))
+
+    def macros(self, dtype: torch.dtype) -> dict[str, int]:
+        """Return the macros with which single.cu is compiled."""
+        sizes = {"INPUT_WIDTH": self.input_width, "WIDTH": self.width, "UNITS": self.units, "ROWS": self.rows}
+        return formats.macros(dtype) | sizes | {"WARPS": self.warps, "MOST_PARAMETERS": MOST_PARAMETERS}
+
+
 def _kernel_of(
     cell: Cell, dtype: torch.dtype, single: Single, device: torch.device, *, above: bool
 ) -> tuple[bytes, driver.Shape]:
@@ -311,12 +360,11 @@ def _kernel_of(
         device: The device.
         above: Whether the preceding launch is that for the layer below.
     """
-    sizes = (single.input_weights, single.inputs), (single.recurrent_weights, single.units)
-    widths = [width_of(pointer or 0, size * dtype.itemsize, dtype.itemsize) for pointer, size in sizes]
-    warps = warps_of(max(single.inputs // widths[0], single.units // widths[1]))
-    binary = _binary(cell, dtype, *widths, rows_of(single.batch), warps, device)
+    form = Form.of(single, dtype.itemsize)
     early = above and Device.probe(device).capability >= (9, 0)
-    return binary, driver.Shape((single.units, 1, 1), _LANES * warps, 0, cooperative=False, early=early)
+    blocks = -(-single.units // form.units)
+    shape = driver.Shape((blocks, 1, 1), _LANES * form.warps, 0, cooperative=False, early=early)
+    return _binary(cell, dtype, form, device), shape
 
 
 def width_of(pointer: int, row_bytes: int, itemsize: int) -> int:
@@ -338,27 +386,21 @@ def rows_of(batch: int) -> int:
     return 1 << (batch - 1).bit_length()
 
 
-def warps_of(loads: int) -> int:
-    """Return the number of warps of a block, which share the rows of a unit: one for each load of a lane, up to four.
+def warps_of(loads: int, of_warp: int, most: int) -> int:
+    """Return the number of warps of a block, which share the rows of its units: as many as have something to load.
 
     Args:
-        loads: The number of instructions that load a row, by one lane each.
+        loads: The number of loads of a row.
+        of_warp: The number of them that a warp does at once.
+        most: The largest number of warps.
     """
     warps = 1
-    while warps < _MOST_WARPS and loads > warps * _LANES:
+    while warps < most and loads > warps * of_warp:
         warps *= 2
     return warps
 
 
-def macros_of(dtype: torch.dtype, input_width: int, width: int, rows: int, warps: int) -> dict[str, int]:
-    """Return the macros with which single.cu is compiled."""
-    sizes = {"INPUT_WIDTH": input_width, "WIDTH": width, "ROWS": rows, "WARPS": warps}
-    return formats.macros(dtype) | sizes | {"MOST_PARAMETERS": MOST_PARAMETERS}
-
-
 @functools.lru_cache(maxsize=256)
-def _binary(
-    cell: Cell, dtype: torch.dtype, input_width: int, width: int, rows: int, warps: int, device: torch.device
-) -> bytes:
-    macros = macros_of(dtype, input_width, width, rows, warps)
-    return toolchain.compile_source(SOURCES / "single.cu", Device.probe(device).architecture, macros, row_code(cell))
+def _binary(cell: Cell, dtype: torch.dtype, form: Form, device: torch.device) -> bytes:
+    architecture = Device.probe(device).architecture
+    return toolchain.compile_source(SOURCES / "single.cu", architecture, form.macros(dtype), row_code(cell))

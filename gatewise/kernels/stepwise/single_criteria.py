@@ -17,19 +17,47 @@ from gatewise.kernels.stepwise.criteria import HAS_FORMAT
 from gatewise.kernels.stepwise.products import state_dtype
 
 MOST_ROWS = 8
-"""The largest number of sequences: a thread has the sums of all of them in registers."""
+"""The largest number of sequences of products without tensor cores: a thread has the sums of all in registers."""
+
+MOST_TILED_ROWS = 64
+"""The largest number of sequences where tensor cores compute the products."""
+
+TILED_UNITS = 4
+"""The number of units of a block whose products tensor cores compute."""
+
+_TILED_VALUES = 8
+"""The values of a row that a lane loads at once for tensor cores: 16 bytes."""
 
 MOST_PARAMETERS = 8
 """The largest number of parameters of a cell, whose addresses are part of a struct."""
 
 
+def is_tiled(itemsize: int, inputs: int, units: int) -> bool:
+    """Return whether tensor cores compute the products of a layer.
+
+    Args:
+        itemsize: The number of bytes of a value.
+        inputs: The number of input features.
+        units: The number of units.
+    """
+    return itemsize == 2 and not (inputs | units) % _TILED_VALUES
+
+
+def most_rows(problem: Problem) -> int:
+    """Return the largest number of sequences for the sizes and the dtype of a call."""
+    tiled = is_tiled(problem.element_bytes, problem.input_size, problem.hidden_size)
+    return MOST_TILED_ROWS if tiled else MOST_ROWS
+
+
 _OF_CALLS = (
     Criterion(
         "batch",
-        allowed=f"at most {MOST_ROWS}",
+        allowed=(
+            f"at most {MOST_ROWS}, or {MOST_TILED_ROWS} in 16-bit dtypes with sizes that are multiples of {_TILED_VALUES}"
+        ),
         actual=lambda problem, device: str(problem.batch),
-        holds=lambda problem, device: problem.batch <= MOST_ROWS,
-        violation=lambda problem, device: (problem.replace(batch=MOST_ROWS + 1), device),
+        holds=lambda problem, device: problem.batch <= most_rows(problem),
+        violation=lambda problem, device: (problem.replace(batch=MOST_TILED_ROWS + 1), device),
     ),
     Criterion(
         "proj_size",

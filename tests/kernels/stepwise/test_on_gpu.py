@@ -60,9 +60,24 @@ def same(found, expected):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("cell", [cell for cell in SHIPPED if is_pointwise(cell)], ids=repr)
-@pytest.mark.parametrize("sizes", [(1, 1024, 1024, 1), (3, 650, 650, 2), (8, 33, 264, 3), (5, 7, 5, 2)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1, 1024, 1024, 1),
+        (3, 650, 650, 2),
+        (8, 33, 264, 3),
+        (5, 7, 5, 2),
+        (8, 1024, 1024, 2),
+        (17, 264, 40, 3),
+        (32, 520, 1992, 1),
+        (64, 16, 512, 2),
+    ],
+    ids=str,
+)
 def test_calls_of_one_step(sizes, cell, dtype):
     batch, features, hidden, layers = sizes
+    if batch > 8 and dtype.itemsize > 2:
+        pytest.skip("more sequences are for tensor cores")
     problem = Problem(1, batch, features, hidden, num_layers=layers, dtype=dtype, cell=cell, needs_grad=False)
     assert is_single_call(problem, Device.probe("cuda"))
     inputs = testing.make_inputs(problem, "cuda")

@@ -13,7 +13,7 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs
 from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.cuda import driver
-from gatewise.kernels.stepwise import single
+from gatewise.kernels.stepwise import single, single_criteria
 from gatewise.kernels.stepwise.kernel import stepwise
 from gatewise.kernels.stepwise.products import state_dtype
 from gatewise.kernels.stepwise.single_criteria import CRITERIA, is_single_call, refusals_of
@@ -100,6 +100,25 @@ def test_calls_of_one_step_agree_with_the_oracle(cell, dtype, batch, layers, bia
         assert torch.equal(tensor, former)
 
 
+# Rows that end inside of what a warp multiplies at once, units that are no multiple of those of a block times warps, and
+# more than one round of all warps.
+TILED_SIZES = ((8, 8), (40, 24), (16, 136), (296, 16))
+
+
+@pytest.mark.parametrize(
+    ("cell", "dtype", "batch", "layers", "bias", "sizes"),
+    each_value(
+        pairwise(CELLS, (torch.bfloat16, torch.float16), (1, 8, 9, 16, 33), (1, 2), (True, False), TILED_SIZES)
+    ),
+    ids=str,
+)
+def test_tensor_cores_compute_calls_and_steps_of_more_sequences(cell, dtype, batch, layers, bias, sizes, launched):
+    assert single_criteria.is_tiled(2, *sizes)
+    test_calls_of_one_step_agree_with_the_oracle(cell, dtype, batch, layers, bias, sizes, launched)
+    launched.clear()
+    test_steps_agree_with_the_oracle(cell, dtype, batch, layers, bias, sizes, launched)
+
+
 @pytest.mark.usefixtures("launched")
 @pytest.mark.parametrize("cell", [LSTM(), GRU(), Averaged(LSTM(), (0.0, 0.3))], ids=repr)
 def test_a_call_equals_a_step_of_a_stream(cell):
@@ -159,7 +178,8 @@ def test_calls_of_more_than_one_launch_are_told_apart():
     assert stepwise.workspace_bytes(problem, H200) == 0
     for change in (
         {"time": 2},
-        {"batch": 9},
+        {"batch": 65},
+        {"batch": 9, "input_size": 36},
         {"needs_grad": True},
         {"bidirectional": True},
         {"proj_size": 8},
@@ -337,7 +357,7 @@ def test_the_width_follows_sizes_and_addresses():
 
 
 def test_warps_share_the_rows_of_a_unit_if_one_would_load_several_times():
-    assert [single.warps_of(loads) for loads in (1, 32, 33, 64, 65, 128, 129, 4096)] == [1, 1, 2, 2, 4, 4, 4, 4]
+    assert [single.warps_of(loads, 32, 4) for loads in (1, 32, 33, 64, 65, 128, 129, 4096)] == [1, 1, 2, 2, 4, 4, 4, 4]
     assert [single.rows_of(batch) for batch in range(1, 9)] == [1, 2, 4, 4, 8, 8, 8, 8]
 
 
@@ -349,9 +369,11 @@ def test_each_criterion_refuses_what_violates_it():
     for criterion in CRITERIA:
         refused = criterion.violation(problem, H200)
         assert criterion.quantity in [refusal.quantity for refusal in refusals_of(*refused)]
-    assert [str(refusal) for refusal in refusals_of(problem.replace(batch=9), H200)] == [
-        "batch is 9, allowed: at most 8"
-    ]
+    allowed = "at most 8, or 64 in 16-bit dtypes with sizes that are multiples of 8"
+    for changes in ({"batch": 65}, {"batch": 9, "input_size": 36}, {"batch": 9, "dtype": torch.float32}):
+        (refusal,) = refusals_of(problem.replace(**changes), H200)
+        assert str(refusal) == f"batch is {changes['batch']}, allowed: {allowed}"
+    assert not refusals_of(problem.replace(batch=64), H200)
     assert refusals_of(problem, H200.replace(kind="cpu"))
     for cell in (LayerNormLSTM(), Erf()):
         assert [refusal.quantity for refusal in refusals_of(problem.replace(cell=cell), H200)] == ["cell"]
