@@ -14,9 +14,10 @@ like the former one, and by where, when and with what commit the calls were meas
 take only calls whose work the kernel states otherwise than the file has it, as after a change of tilings. With
 `--replays` the times of calls from Python stay: those of different kernels are compared, and are comparable only if the
 CPU was equally fast.
+With `--one-step` they take calls of one step without gradients, of GRUs, too.
 `draw` runs training calls of shapes drawn at random on every kernel that accepts them (with `--one-step`, calls of one
-step of a few sequences without gradients), and `add` adds those that the file does not have; also those of a run of
-`predictions.py`, once its predictions were judged.
+step without gradients of up to 8 sequences, or with `--many` of 9 to 64 in 16-bit dtypes), and `add` adds those that the
+file does not have; also those of a run of `predictions.py`, once its predictions were judged.
 """
 
 from __future__ import annotations
@@ -164,6 +165,7 @@ def chosen(known: Iterable[Point], given: argparse.Namespace) -> list[Point]:
         and least <= _steps(point.problem) <= most
         and (not given.few_rows or _multiplies_few_rows(point))
         and (not given.restated or _is_stated_otherwise(point))
+        and (not given.one_step or point.problem.time == 1)
     ]
 
 
@@ -171,11 +173,13 @@ def again(given: argparse.Namespace) -> int:
     """Run `again`."""
     device = torch.device(given.device)
     numbers, run = Device.probe(device), Run.now(device)
-    source = f"benchmarks/rates.py: LSTM on the kernel {given.kernel}, medians of samples of 20 ms"
+    layers = "one step" if given.one_step else "LSTM"
+    source = f"benchmarks/rates.py: {layers} on the kernel {given.kernel}, medians of samples of 20 ms"
     record = Record(f"again {given.kernel}", numbers, source, run.commit[:7], run.date[:10], run.torch)
     before = points.read(given.file.read_text().splitlines()) if given.file.is_file() else ()
     done = {(point.kernel, point.problem) for point in before}
-    wanted = [point for point in chosen(points.points(numbers.name), given) if type(point.problem.cell) is LSTM]
+    wanted = chosen(points.points(numbers.name), given)
+    wanted = [point for point in wanted if given.one_step or type(point.problem.cell) is LSTM]
     wanted = [point for point in wanted if (point.kernel, point.problem) not in done]
     wanted.sort(key=lambda point: point.graph)
     print(f"{len(wanted)} calls of {given.kernel}", flush=True)
@@ -224,13 +228,18 @@ def draw(given: argparse.Namespace) -> int:
     steps = "any number of" if (least, most) == _ANY_STEPS else f"{least} to {most}"
     kind = f"training with {steps} steps"
     if given.one_step:
-        steps, kind = "single", "one step of up to 8 sequences without gradients, of LSTMs and GRUs"
+        sequences = "9 to 64 sequences in 16-bit dtypes" if given.many else "up to 8 sequences"
+        steps, kind = "single", f"one step of {sequences} without gradients, of LSTMs and GRUs"
     source = f"benchmarks/rates.py: shapes drawn at random with seed {given.seed}, {kind}"
     # Draws with one seed differ in their shapes by their steps, and in their times by the commit.
     name = f"drawn {given.seed} with {steps} steps, {run.date[:10]} {run.commit[:7]}"
     record = Record(name, numbers, source, run.commit[:7], run.date[:10], run.torch)
     files.append_line(given.file, points.record_line(record))
-    every = shapes.of_one_step(given.seed) if given.one_step else shapes.drawn(given.seed, numbers, training=True)
+    every = (
+        shapes.of_one_step(given.seed, many=given.many)
+        if given.one_step
+        else shapes.drawn(given.seed, numbers, training=True)
+    )
     drawn = (problem for problem in every if least <= _steps(problem) <= most)
     count = 0
     for found in layer_times.measured(drawn, device, record, seconds=given.seconds):
@@ -311,6 +320,7 @@ def main(words: Sequence[str] | None = None) -> int:
         options.add_argument("--direction", choices=(TRAIN, "inference"), default=TRAIN, help=f"(default: {TRAIN})")
         options.add_argument("--few-rows", action="store_true", help="only products of few rows of exact float32")
         options.add_argument("--restated", action="store_true", help="only calls whose work is stated otherwise now")
+        options.add_argument("--one-step", action="store_true", help="only calls of one step, also those of GRUs")
     command["write"].add_argument("--replays", action="store_true", help="keep the times of calls from Python")
     for each in (again, write, draw):
         steps = "steps of all layers and directions of a call (default: any)"
@@ -318,6 +328,8 @@ def main(words: Sequence[str] | None = None) -> int:
         command[each.__name__].add_argument("--steps", type=int, nargs=2, default=_ANY_STEPS, metavar=names, help=steps)
     one_step = "calls of one step of up to 8 sequences without gradients, by LSTMs and GRUs, instead of training calls"
     command["draw"].add_argument("--one-step", action="store_true", help=one_step)
+    many = "with --one-step: calls of 9 to 64 sequences in 16-bit dtypes"
+    command["draw"].add_argument("--many", action="store_true", help=many)
     command["draw"].add_argument("--seed", type=int, required=True, help="of the shapes")
     command["add"].add_argument("--seed", type=int, help="of the run of predictions.py")
     for each in (again, write, draw, add):

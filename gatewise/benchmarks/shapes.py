@@ -37,17 +37,26 @@ def drawn(seed: int, device: Device, *, training: bool | None = None) -> Iterato
         yield from _kept([[generator.random() for _ in range(_DIMENSIONS)]], device, training)
 
 
-def of_one_step(seed: int) -> Iterator[Problem]:
-    """Yield inference calls of one step of up to 8 sequences, by LSTMs and GRUs, drawn at random without end."""
+def of_one_step(seed: int, *, many: bool = False) -> Iterator[Problem]:
+    """Yield inference calls of one step, by LSTMs and GRUs, drawn at random without end.
+
+    Args:
+        seed: The seed.
+        many: Whether the calls have 9 to 64 sequences, in 16-bit dtypes with sizes that are multiples of 8; otherwise
+            they have 1 to 8, in all precisions and with sizes of any kind.
+    """
     generator = random.Random(seed)
+    halves = [each for each in PRECISIONS.values() if each[0].itemsize == 2]
     while True:
-        multiple = generator.choice(_ALIGNED)
+        multiple = generator.choice(_ALIGNED[:6] if many else _ALIGNED)
         hidden = min(2048, max(multiple, round(_between(32, 2048, generator.random()) / multiple) * multiple))
-        dtype, tf32 = PRECISIONS[generator.choice(tuple(PRECISIONS))]
+        dtype, tf32 = generator.choice(halves if many else [*PRECISIONS.values()])
+        few = 1, 1, 1, 2, 3, 4, 5, 6, 7, 8
+        each = 8 if many else 4
         yield Problem(
             time=1,
-            batch=generator.choice((1, 1, 1, 2, 3, 4, 5, 6, 7, 8)),
-            input_size=generator.choice((hidden, hidden, round(_between(16, 2048, generator.random()) / 4) * 4)),
+            batch=round(_between(9, 64, generator.random())) if many else generator.choice(few),
+            input_size=generator.choice((hidden, hidden, round(_between(16, 2048, generator.random()) / each) * each)),
             hidden_size=hidden,
             num_layers=generator.choice((1, 1, 2, 3)),
             dtype=dtype,

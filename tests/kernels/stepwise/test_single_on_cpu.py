@@ -100,16 +100,13 @@ def test_calls_of_one_step_agree_with_the_oracle(cell, dtype, batch, layers, bia
         assert torch.equal(tensor, former)
 
 
-# Rows that end inside of what a warp multiplies at once, units that are no multiple of those of a block times warps, and
-# more than one round of all warps.
+# Rows that end inside of what a warp multiplies at once, and more than one round of all warps.
 TILED_SIZES = ((8, 8), (40, 24), (16, 136), (296, 16))
 
 
 @pytest.mark.parametrize(
     ("cell", "dtype", "batch", "layers", "bias", "sizes"),
-    each_value(
-        pairwise(CELLS, (torch.bfloat16, torch.float16), (1, 8, 9, 16, 33), (1, 2), (True, False), TILED_SIZES)
-    ),
+    each_value(pairwise(CELLS, (torch.bfloat16, torch.float16), (1, 8, 9, 16, 33), (1, 2), (True, False), TILED_SIZES)),
     ids=str,
 )
 def test_tensor_cores_compute_calls_and_steps_of_more_sequences(cell, dtype, batch, layers, bias, sizes, launched):
@@ -369,11 +366,17 @@ def test_each_criterion_refuses_what_violates_it():
     for criterion in CRITERIA:
         refused = criterion.violation(problem, H200)
         assert criterion.quantity in [refusal.quantity for refusal in refusals_of(*refused)]
-    allowed = "at most 8, or 64 in 16-bit dtypes with sizes that are multiples of 8"
+    allowed = "at most 8, or up to 64 in 16-bit dtypes with sizes that are multiples of 8 and not too large"
     for changes in ({"batch": 65}, {"batch": 9, "input_size": 36}, {"batch": 9, "dtype": torch.float32}):
         (refusal,) = refusals_of(problem.replace(**changes), H200)
         assert str(refusal) == f"batch is {changes['batch']}, allowed: {allowed}"
     assert not refusals_of(problem.replace(batch=64), H200)
+    # The bytes that all blocks read of inputs and states are at most 32 MiB, which 8 sequences may exceed.
+    for size, most in ((512, 64), (1024, 32), (1448, 16), (2048, 8), (8192, 8)):
+        for layers, inputs in ((1, size), (2, 8)):
+            wide = problem.replace(input_size=inputs, hidden_size=size, num_layers=layers)
+            assert not refusals_of(wide.replace(batch=most), H200)
+            assert refusals_of(wide.replace(batch=most + 1), H200)
     assert refusals_of(problem, H200.replace(kind="cpu"))
     for cell in (LayerNormLSTM(), Erf()):
         assert [refusal.quantity for refusal in refusals_of(problem.replace(cell=cell), H200)] == ["cell"]
