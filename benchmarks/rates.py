@@ -16,8 +16,8 @@ take only calls whose work the kernel states otherwise than the file has it, as 
 CPU was equally fast.
 With `--one-step` they take calls of one step without gradients, of GRUs, too.
 `draw` runs training calls of shapes drawn at random on every kernel that accepts them (with `--one-step`, calls of one
-step without gradients of up to 8 sequences, or with `--many` of 9 to 64 in 16-bit dtypes), and `add` adds those that the
-file does not have; also those of a run of `predictions.py`, once its predictions were judged.
+step without gradients of up to 8 sequences, or with `--many` of 9 to 64 in 16-bit dtypes), and `add` adds those that
+the file does not have; also those of a run of `predictions.py`, once its predictions were judged.
 """
 
 from __future__ import annotations
