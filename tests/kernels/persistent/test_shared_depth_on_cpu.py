@@ -17,7 +17,7 @@ from tests.kernels.persistent.test_sources_on_cpu import check
 
 DEVICE = Device.named("h200").replace(multiprocessors=24)
 RAGGED = {"layout": Layout.DEVICE_LENGTHS}
-PROBLEM = Problem(5, 12, 5, 48, dtype=torch.bfloat16, needs_grad=True)
+PROBLEM = Problem(3, 12, 5, 48, dtype=torch.bfloat16, needs_grad=True)
 TF32 = {"dtype": torch.float32, "allow_tf32": True}
 TOLERANCES = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float32: 2e-3}
 
