@@ -62,7 +62,7 @@ def sources(monkeypatch):
 @pytest.mark.parametrize(
     "cell",
     [
-        # Each kind alone is tested in groups of rows, too, and every cell with all of them in other layouts.
+        # Zoneout of one state and dropout are tested alone, and every cell with all kinds in other layouts.
         *(pytest.param(masked(LSTM(), kind), marks=pytest.mark.exhaustive) for kind in ALL),
         masked(LSTM(), OF_CELL),
         *(
@@ -103,7 +103,10 @@ def test_number_formats(monkeypatch, sources, cell, numbers):
         (LSTM(), {"batch": 1, "time": 9}),
         pytest.param(LSTM(), {"time": 1, "bidirectional": True}, marks=pytest.mark.exhaustive),
         (LSTM(), {"needs_grad": False, "hidden_size": 13, "num_layers": 3}),
-        (LSTM(), {"traced": True, "bidirectional": True, "num_layers": 2, "hidden_size": 13}),
+        pytest.param(
+            *(LSTM(), {"traced": True, "bidirectional": True, "num_layers": 2, "hidden_size": 13}),
+            marks=pytest.mark.exhaustive,
+        ),
         (GRU(), {"bidirectional": True, "resets": True, **RAGGED}),
         pytest.param(GRU(), {"batch": 1, "hidden_size": 13, "num_layers": 2}, marks=pytest.mark.exhaustive),
         (SLSTM(), {"bidirectional": True, "hidden_size": 13, "resets": True, "bias": True, **RAGGED}),
@@ -117,7 +120,11 @@ def test_layouts(sources, cell, options):
     check(sources, PROBLEM.replace(cell=masked(cell, *ALL), **options))
 
 
-@pytest.mark.parametrize("kind", ["zoneout", DROPOUT, CANDIDATE], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [DROPOUT, *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("zoneout", CANDIDATE))],
+    ids=str,
+)
 def test_groups_of_rows_in_turn(monkeypatch, kind):
     one = DEVICE.replace(multiprocessors=1)
     sources = launch_on_cpu(monkeypatch, one)

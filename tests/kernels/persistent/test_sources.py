@@ -31,10 +31,20 @@ def compiled(name, architecture, cut, *, float16=False, ragged=False, resets=Fal
     return toolchain.compile_afresh(SOURCES / f"{name}.cu", architecture, macros, device_code(cell))
 
 
+# `make test` compiles two cells for these; of the other cells it compiles the sources of `stepwise`.
+OF_TWO_CELLS = ["sm_80", "sm_90", "sm_100", "sm_120"]
+
+
 # No source asks for an architecture: what differs is how a device cuts the matrices.
 @pytest.mark.parametrize(
     ("name", "architecture", "value_bytes", "ragged", "resets", "cell"),
-    each_value(pairwise(["forward", "backward"], [*ARCHITECTURES], [2, 4], [False, True], [False, True], FUSED)),
+    [
+        *each_value(pairwise(["forward", "backward"], OF_TWO_CELLS, [2, 4], [False, True], [False, True], FUSED[:2])),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in pairwise(["forward", "backward"], [*ARCHITECTURES], [2, 4], [False, True], [False, True], FUSED)
+        ),
+    ],
     ids=str,
 )
 def test_compiles(name, architecture, value_bytes, ragged, resets, cell):
@@ -65,7 +75,8 @@ def test_products_by_warpgroups_spill_next_to_nothing(batch, rows, cell, float16
     assert taken.spilled_bytes <= 16  # a few addresses that are used once
 
 
-@pytest.mark.parametrize(("batch", "rows"), [(160, 24), pytest.param(500, 64, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("batch", "rows"), [(160, 24), (500, 64)])
 def test_products_by_warpgroups_compile_with_resets(batch, rows):
     cut = tiling(512, batch, 1, Device.named("h200"), False, 2)
     assert (cut.warpgroups, cut.rows) == (True, rows)
@@ -227,7 +238,8 @@ def test_one_row_takes_no_tensor_cores(name):
     by_itself, taken = compiled(name, "sm_90", cut)
     assert taken.registers >= cut.weight_registers
     assert taken.spilled_bytes == 0
-    assert compiled(name, "sm_90", dataclasses.replace(cut, one_row=False))[0] != by_itself
+    if name == "forward":
+        assert compiled(name, "sm_90", dataclasses.replace(cut, one_row=False))[0] != by_itself
 
 
 @pytest.mark.parametrize(("architecture", "word"), each_value(pairwise([*ARCHITECTURES], [2, 4, 8, 16])))

@@ -70,7 +70,9 @@ def test_single_layers(sources, options):
     check(sources, PROBLEM.replace(**options))
 
 
-@pytest.mark.parametrize("numbers", ["bfloat16", "exact", pytest.param("TF32", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "numbers", ["exact", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("bfloat16", "TF32"))]
+)
 def test_more_loads_than_are_in_flight(monkeypatch, numbers):
     """Each poll loads several spans, in float32 the last one of a row fewer, and a step has many polls."""
     sources = launch_on_cpu(monkeypatch, DEVICE.replace(multiprocessors=32))
