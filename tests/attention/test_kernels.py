@@ -1,5 +1,6 @@
 """Every kernel: outputs and gradients against float64, whatever the lengths and sizes; what is kept; determinism."""
 
+import itertools
 import math
 
 import pytest
@@ -15,7 +16,7 @@ from gatewise.contract.device import Device
 from gatewise.testing.attention import budgets, check_kernel, make_gradients, make_inputs, run_kernel, textbook
 from gatewise.testing.budgets import relative_error
 from gatewise.training.precision import arithmetic
-from tests.pairwise import every_pair
+from tests.pairwise import each_value
 
 QUERY = Needs(query=True, source=False)
 RAGGED = Problem(5, 7, 4, 31, 9, ragged=True, needs_grad=True)
@@ -34,6 +35,12 @@ SCORES = {
     "dot": {"score": Score.DOT},
 }
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+# The layer norm of one feature is zero whatever the input.
+CASES = [
+    case
+    for case in itertools.product(SHAPES, SCORES, DTYPES, ALL)
+    if not (SCORES[case[1]].get("layer_norm") and SHAPES[case[0]][0].hidden_size == 1)
+]
 
 
 def skip_unless_accepted(kernel, problem, device):
@@ -42,12 +49,14 @@ def skip_unless_accepted(kernel, problem, device):
         pytest.skip("; ".join(map(str, verdict.refusals)))
 
 
-@pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize(("shape", "score", "dtype"), every_pair(SHAPES, SCORES, DTYPES), ids=str)
+# `make test` runs every pair of values but those of shape and dtype.
+@pytest.mark.parametrize(
+    ("shape", "score", "dtype", "kernel"),
+    each_value(CASES, (0, 1), (0, 3), (1, 2), (1, 3), (2, 3)),
+    ids=lambda own: getattr(own, "name", str(own)),
+)
 def test_agrees_with_float64(shape, score, dtype, kernel, device):
     problem, lengths = SHAPES[shape]
-    if SCORES[score].get("layer_norm") and problem.hidden_size == 1:
-        pytest.skip("the layer norm of one feature is zero whatever the input")
     problem = problem.replace(dtype=dtype, **SCORES[score])
     skip_unless_accepted(kernel, problem, device)
     check_kernel(kernel, problem, lengths, device)

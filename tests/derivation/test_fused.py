@@ -9,7 +9,7 @@ from gatewise.derivation.device import device_code
 from gatewise.derivation.fused import carried_states, kept_values
 from gatewise.derivation.trace import traced
 from gatewise.derivation.unit import unit_of
-from tests.kernels.cell_code import FUSED, code_of
+from tests.kernels.cell_code import FUSED, codes_of
 
 UNITS = 5
 
@@ -66,6 +66,11 @@ OWN = [Interpolated(), Clipped(), Simple(), Looking()]
 CELLS = [*FUSED, *OWN]
 
 
+@pytest.fixture(scope="module")
+def codes():
+    return dict(zip(CELLS, codes_of(CELLS), strict=True))
+
+
 def test_activations_are_kept_instead_of_sums():
     assert [operation.function for operation in traced(LSTM()).operations if operation.name in kept_values(LSTM())] == [
         "sigmoid",
@@ -84,12 +89,12 @@ def test_carried_states():
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
-def test_the_code_agrees_with_autograd(cell):
+def test_the_code_agrees_with_autograd(cell, codes):
     torch.manual_seed(0)
     names, (carried,) = cell.sums, carried_states(cell)
     sums = torch.randn(4, UNITS, dtype=torch.float64)
     before = torch.randn(UNITS, dtype=torch.float64)
-    kept, state, hidden = code_of(cell).stepped(sums, before)
+    kept, state, hidden = codes[cell].stepped(sums, before)
     leaves = [own.clone().requires_grad_() for own in (*sums[: len(names)], before)]
     h, others = next_states(cell, dict(zip(names, leaves, strict=False)), {"h": before, carried: leaves[-1]})
     after = others[0] if others else h
@@ -98,24 +103,24 @@ def test_the_code_agrees_with_autograd(cell):
     dh, d = torch.randn(2, UNITS, dtype=torch.float64)
     total = (h * dh).sum() + (after * d).sum()
     expected = torch.autograd.grad(total, leaves, materialize_grads=True)
-    dsums, dbefore = code_of(cell).adjoint(kept, state, before, dh, d)
+    dsums, dbefore = codes[cell].adjoint(kept, state, before, dh, d)
     for found, own in zip((*dsums[: len(names)], dbefore), expected, strict=True):
         assert torch.allclose(found, own, rtol=1e-12, atol=1e-14)
     assert not dsums[len(names) :].any()
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
-def test_the_pytorch_functions_agree_with_the_code(cell):
+def test_the_pytorch_functions_agree_with_the_code(cell, codes):
     torch.manual_seed(0)
     names, unit = len(cell.sums), unit_of(cell)
     sums, before = torch.randn(4, UNITS, dtype=torch.float64), torch.randn(UNITS, dtype=torch.float64)
-    expected = code_of(cell).stepped(sums, before)
+    expected = codes[cell].stepped(sums, before)
     kept, state, hidden = unit.stepped(*sums[:names], before)
     for found, own in zip((*kept, state, hidden), (*expected[0][:names], *expected[1:]), strict=True):
         assert torch.allclose(found, own, rtol=1e-14)
     dh, d = torch.randn(2, UNITS, dtype=torch.float64)
     dsums, dbefore = unit.adjoint(*kept, state, before, dh, d)
-    found, expected_d = code_of(cell).adjoint(expected[0], state, before, dh, d)
+    found, expected_d = codes[cell].adjoint(expected[0], state, before, dh, d)
     for mine, own in zip((*dsums, dbefore), (*found[:names], expected_d), strict=True):
         assert torch.allclose(mine, own, rtol=1e-12, atol=1e-14)
 

@@ -10,7 +10,7 @@ from gatewise.kernels.criteria import is_fused
 from tests.derivation.random_cells import seeded
 from tests.kernels.cell_code import ROW_UNITS, codes_of, row_codes
 
-TOGETHER = 20  # cells that the C++ compiler compiles at once
+TOGETHER = 10  # cells that the C++ compiler compiles at once
 
 
 def chunks(cells):

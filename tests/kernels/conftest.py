@@ -53,10 +53,20 @@ def known_budgets():
     return {}
 
 
+@pytest.fixture(scope="module")
+def known_oracles():
+    return {}
+
+
 @pytest.fixture
-def budgets_once(monkeypatch, known_budgets):
-    """Compute the error budgets of a problem once for all kernels and layouts; inputs depend on the problem alone."""
-    compute = check.budgets
+def budgets_once(monkeypatch, known_budgets, known_oracles):
+    """Compute a problem's oracle and error budgets once for all kernels; inputs depend on the problem alone."""
+    compute, exact_of = check.budgets, check.oracle
+
+    def known(problem, *given):
+        if problem not in known_oracles:
+            known_oracles[problem] = exact_of(problem, *given)
+        return known_oracles[problem]
 
     def remembered(problem, inputs, gradients, exact, device):
         key = problem, str(device)
@@ -65,6 +75,7 @@ def budgets_once(monkeypatch, known_budgets):
         return known_budgets[key]
 
     monkeypatch.setattr(check, "budgets", remembered)
+    monkeypatch.setattr(check, "oracle", known)
 
 
 @pytest.fixture(autouse=True)

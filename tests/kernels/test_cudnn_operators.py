@@ -12,12 +12,13 @@ from gatewise.contract.weights import copied_together
 from gatewise.kernels.cudnn import cudnn
 from gatewise.kernels.cudnn.weight_buffer import weight_buffer
 from tests.kernels.cudnn_operators import Operators
+from tests.pairwise import each_value
 
 MODES = {LSTM(): 2, GRU(): 3, RNN("tanh"): 1, RNN("relu"): 0}  # of cudnnRNNMode_t
 CELLS = list(MODES)
 WITHOUT_CELL_STATE = CELLS[1:]
 CALLS = [
-    pytest.param(case.problem(dtype=torch.float64).replace(cell=cell), id=f"{cell.name}-{case.name}")
+    (case, cell)
     for case in testing.CASES
     for cell in CELLS
     if case.shape.layout is not Layout.DEVICE_LENGTHS and not case.shape.resets
@@ -52,8 +53,9 @@ def tensors(result, gradients):
     return [*result[:3], *gradients[:3], *gradients.weights]
 
 
-@pytest.mark.parametrize("problem", CALLS)
-def test_results_and_gradients_are_the_oracles(problem, operators):
+@pytest.mark.parametrize(("case", "cell"), each_value(CALLS), ids=lambda own: own.name)
+def test_results_and_gradients_are_the_oracles(case, cell, operators):
+    problem = case.problem(dtype=torch.float64).replace(cell=cell)
     inputs = testing.make_inputs(problem)
     gradients = testing.make_gradients(problem, inputs)
     found = testing.run_kernel(cudnn, problem, inputs, gradients)

@@ -16,7 +16,7 @@ from tests.kernels.agreement import assert_agrees
 repeatable = settings(
     derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow], print_blob=False
 )
-few, many = settings(repeatable, max_examples=30), settings(repeatable, max_examples=440)
+few, many = settings(repeatable, max_examples=20), settings(repeatable, max_examples=440)
 generators = st.randoms(use_true_random=False)
 
 

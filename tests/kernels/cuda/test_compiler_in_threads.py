@@ -1,34 +1,39 @@
 """Several threads of a new process compile their first kernels at the same time."""
 
-import subprocess
 import sys
+import threading
 
 import pytest
 
-PROGRAM = """
-import sys, threading
 from gatewise.kernels.cuda import toolchain
+from tests.programs import processes_that_start_fast
 
-sys.setswitchinterval(1e-5)  # threads are interrupted in the middle of imports
-together, errors = threading.Barrier(8), []
 
-def load():
-    together.wait()
-    try:
-        assert toolchain._core().Program
-    except Exception as error:
-        errors.append(error)
+def _load_in_threads(pipe):
+    if "cuda.core" in sys.modules:
+        pipe.send("it was imported before the threads began")
+        return
+    sys.setswitchinterval(1e-5)  # threads are interrupted in the middle of imports
+    together, found = threading.Barrier(8), []
 
-threads = [threading.Thread(target=load) for _ in range(8)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-sys.exit(repr(errors[0]) if errors else 0)
-"""
+    def load():
+        together.wait()
+        found.append(toolchain._core().Program)
+
+    threads = [threading.Thread(target=load) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pipe.send(len(found))
 
 
 def test_all_of_them_find_the_compiler():
     pytest.importorskip("cuda.core")
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
+    context = processes_that_start_fast()
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_load_in_threads, args=(there,), daemon=True)
+    process.start()
+    there.close()
+    assert here.recv() == 8
+    process.join()

@@ -1,7 +1,7 @@
 """What is built ahead of calls is what calls launch."""
 
 import dataclasses
-import subprocess
+import importlib.machinery
 import sys
 import threading
 import types
@@ -170,19 +170,30 @@ def test_two_threads_do_not_compile_the_same_code(monkeypatch, tmp_path):
     assert compiled == ["forward"]
 
 
-def test_sympy_is_imported_by_the_thread_that_builds():
-    # Imported first by the threads that compile, sympy was once left without its attribute `core`.
-    script = """
-import sys, threading
-from gatewise.kernels.persistent.launches.builds import building
-assert "sympy" not in sys.modules
-by = []
-class Watch:
+class _Sympy:
+    """What finds sympy, as an empty module, and remembers the threads that import it."""
+
+    def __init__(self):
+        self.by = []
+
     def find_spec(self, name, path=None, target=None):
-        if name == "sympy":
-            by.append(threading.current_thread() is threading.main_thread())
-sys.meta_path.insert(0, Watch())
-with building([]):
-    assert by == [True], by
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
+        if name != "sympy":
+            return None
+        self.by.append(threading.current_thread())
+        return importlib.machinery.ModuleSpec(name, self)
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        pass
+
+
+def test_sympy_is_imported_by_the_thread_that_builds(monkeypatch):
+    # Imported first by the threads that compile, sympy was once left without its attribute `core`.
+    found = _Sympy()
+    monkeypatch.delitem(sys.modules, "sympy", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [found, *sys.meta_path])
+    with builds.building([]):
+        assert found.by == [threading.current_thread()]
+    monkeypatch.delitem(sys.modules, "sympy")  # the empty one

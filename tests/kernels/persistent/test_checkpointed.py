@@ -73,7 +73,7 @@ def test_segments_are_computed_one_by_one(monkeypatch, cut, count):
 
 @pytest.mark.parametrize(
     ("options", "count", "gates", "cell"),
-    each_value(pairwise(KINDS, COUNTS, ["made again", "overwritten"], FUSED), (1, 2)),
+    each_value(pairwise(KINDS, COUNTS, ["made again", "overwritten"], FUSED)),
     ids=str,
 )
 def test_scratch_memory_is_as_predicted(request, cut, options, count, gates, cell):

@@ -99,8 +99,7 @@ def test_inference_equals_training(options, launched, monkeypatch):
     assert inferred.kept == ()
 
 
-@pytest.mark.parametrize("options", KINDS, ids=str)
-@pytest.mark.parametrize("gates", ["kept", "overwritten"])
+@pytest.mark.parametrize(("options", "gates"), each_value(pairwise(KINDS, ["kept", "overwritten"])), ids=str)
 def test_scratch_memory_is_as_predicted(request, options, gates, launched, monkeypatch):
     if gates == "overwritten":
         request.getfixturevalue("overwritten")

@@ -1,5 +1,6 @@
 """What products over all steps read, and the order of rows: the sources compile; on a device, against plain loops."""
 
+import itertools
 import types
 
 import pytest
@@ -11,22 +12,26 @@ from gatewise.kernels.persistent import launches
 from gatewise.kernels.persistent.buffers import states_before
 from gatewise.kernels.persistent.launches import SOURCES, Operand, Tokens
 from tests.kernels.persistent.emulation import write_operands
+from tests.pairwise import each_value
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_120"]
 TIME, BATCH = 7, 6
 LENGTHS = [7, 0, 1, 4, 6, 9]  # the last one beyond what there is, which a caller is told elsewhere
 
 
+SOURCES_AND_MACROS = [
+    *(("operands", {"BYTES": n, "RESETS": n // 4 % 2, "HALVES": 0}) for n in (2, 4, 8, 16)),
+    ("order", {"THREADS": 256}),
+]
+
+
+# No source asks for an architecture.
 @pytest.mark.parametrize(
-    ("name", "macros"),
-    [
-        *(("operands", {"BYTES": n, "RESETS": n // 4 % 2, "HALVES": 0}) for n in (2, 4, 8, 16)),
-        ("order", {"THREADS": 256}),
-    ],
+    ("architecture", "source"), each_value([*itertools.product(ARCHITECTURES, SOURCES_AND_MACROS)]), ids=str
 )
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_compiles_without_spills(architecture, name, macros):
+def test_compiles_without_spills(architecture, source):
     pytest.importorskip("cuda.core")
+    name, macros = source
     _, taken = toolchain.compile_afresh(SOURCES / f"{name}.cu", architecture, macros)
     assert taken.spilled_bytes == 0
 

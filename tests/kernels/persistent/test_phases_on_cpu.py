@@ -51,7 +51,7 @@ def run(monkeypatch, capfd, folder, cell, left_out=()):
         pytest.param(LSTM(), ("forward", "backward"), 0, marks=pytest.mark.exhaustive),  # without some marks below
         (Regularised(LSTM(), zoneout=(0.1, 0.1)), ("forward", "backward"), 0),
         (LayerNormLSTM(), ("row_forward", "row_backward"), 0),
-        (LayerNormLSTM(), ("row_forward", "row_backward"), 1 << 20),
+        pytest.param(LayerNormLSTM(), ("row_forward", "row_backward"), 1 << 20, marks=pytest.mark.exhaustive),
     ],
     ids=lambda value: getattr(value, "name", None),
 )

@@ -60,8 +60,11 @@ def test_agrees_with_the_oracle_launched_and_replayed(options, by_row, cell):
     assert_agrees(problem, rows_first=by_row, calls=5)
 
 
-@pytest.mark.parametrize("cell", FUSED[:2], ids=lambda cell: cell.name)
-@pytest.mark.parametrize("options", [{**kind, "hidden_size": 8} for kind in KINDS if "layout" not in kind], ids=str)
+@pytest.mark.parametrize(
+    ("options", "cell"),
+    each_value(pairwise([{**kind, "hidden_size": 8} for kind in KINDS if "layout" not in kind], FUSED[:2])),
+    ids=str,
+)
 def test_states_that_went_into_the_steps_need_not_be_copied(monkeypatch, options, cell):
     """The first step then has a product of its own, and the others read the outputs where they are."""
     problem = PROBLEM.replace(cell=cell, **{**options, "input_size": 16})
@@ -192,8 +195,7 @@ def test_what_is_not_needed_is_none(needs):
             assert one is None or torch.equal(one, other)
 
 
-@pytest.mark.parametrize("options", KINDS, ids=str)
-@pytest.mark.parametrize("gates", ["kept", "overwritten"])
+@pytest.mark.parametrize(("options", "gates"), each_value(pairwise(KINDS, ["kept", "overwritten"])), ids=str)
 def test_scratch_memory_is_as_predicted(request, options, gates):
     if gates == "overwritten":
         request.getfixturevalue("overwritten")
@@ -230,8 +232,11 @@ def test_what_comes_back_is_replayed_and_nothing_else(monkeypatch):
     assert (found.recorded, found.replayed) == (1, 3)
 
 
-@pytest.mark.parametrize("rows_first", [False, True])
-@pytest.mark.parametrize("options", [*KINDS, {"resets": True}, {"lean": True, "num_layers": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "rows_first"),
+    each_value(pairwise([*KINDS, {"resets": True}, {"lean": True, "num_layers": 2}], [False, True])),
+    ids=str,
+)
 def test_calls_whose_small_tensors_move_are_replayed(monkeypatch, options, rows_first):
     """All tensors have new addresses in each call, as the states have that a training loop carries."""
     for name in ("_PATIENCE", "_PATIENCE_OF_A_STEP"):

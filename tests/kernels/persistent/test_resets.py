@@ -52,8 +52,7 @@ def test_single_layers(options, by_row, cell):
     each_value(
         pairwise(
             [kind for kind in KINDS if "num_layers" in kind and "bidirectional" not in kind], ["kept", "over"], FUSED
-        ),
-        (1, 2),
+        )
     ),
     ids=str,
 )
@@ -66,7 +65,7 @@ def test_layers_in_pairs(request, monkeypatch, options, gates, cell):
 
 @pytest.mark.parametrize(
     ("options", "count", "gates", "cell"),
-    each_value(pairwise(KINDS, COUNTS, ["made again", "over"], FUSED), (1, 2)),
+    each_value(pairwise(KINDS, COUNTS, ["made again", "over"], FUSED)),
     ids=str,
 )
 def test_in_little_memory(request, cut, options, count, gates, cell):
@@ -82,9 +81,15 @@ def test_in_a_compiled_graph(lean):
     assert_agrees(PROBLEM.replace(traced=True, num_layers=2, bidirectional=True, lean=lean), calls=1)
 
 
-@pytest.mark.parametrize("layout", [Layout.DENSE, Layout.HOST_LENGTHS], ids=str)
 @pytest.mark.parametrize(
-    "options", [{}, {"bidirectional": True, "num_layers": 2}, {"bias": False}, {"hidden_size": 13}], ids=str
+    ("options", "layout"),
+    each_value(
+        pairwise(
+            [{}, {"bidirectional": True, "num_layers": 2}, {"bias": False}, {"hidden_size": 13}],
+            [Layout.DENSE, Layout.HOST_LENGTHS],
+        )
+    ),
+    ids=str,
 )
 def test_projection(layout, options):
     problem = Problem(7, 5, 8, 16, proj_size=8, dtype=torch.float64, layout=layout, needs_grad=True, resets=True)
@@ -113,8 +118,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("steps", MARKED)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "steps"), each_value(pairwise([*PLACES], [*MARKED]), times=2))
 def test_marked_steps(cut, steps, place):
     """Where borders lie: at h0, behind the last step, between segments of a lean pass, in the padding."""
     cut(3)
@@ -197,8 +201,7 @@ def test_operands_are_zero_where_episodes_begin(shift):
     assert torch.equal(zero, expected)
 
 
-@pytest.mark.parametrize("lean", [False, True])
-@pytest.mark.parametrize("options", KINDS, ids=str)
+@pytest.mark.parametrize(("options", "lean"), each_value(pairwise(KINDS, [False, True])), ids=str)
 def test_scratch_memory_is_as_predicted(cut, options, lean):
     cut(3)
     problem = PROBLEM.replace(**({"input_size": 61, "hidden_size": 61} | options), lean=lean)

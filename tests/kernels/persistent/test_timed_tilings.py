@@ -65,12 +65,12 @@ def test_weights_are_fitted_that_choose_the_fastest():
     present = {name: weight for name, weight in present_weights(DEVICE, ranking).items() if name != "few_warps"}
     weights = present | {"traffic": 10 * present["traffic"]}
     lines = lines_by(weights)
-    *_, last = tiling_weights.report(lines, ghz=2.0)
+    *report, last = tiling_weights.report(lines, ghz=2.0)
     fitted = json.loads(last)
     assert fitted["ranking"] == ranking
     assert fitted["device"] == "NVIDIA H200"
     assert fitted["weights"]["traffic"] > present["traffic"]
-    printed = "\n".join(tiling_weights.report(lines, ghz=2.0))
+    printed = "\n".join(report)
     shown = {name: float(ratio) for name, ratio in re.findall(r"  (present|fitted): ([0-9.]+) of the fastest", printed)}
     assert shown["fitted"] - 1 < (shown["present"] - 1) / 2
     assert f"{len(lines)} loops of {len(CASES)} cases" in printed

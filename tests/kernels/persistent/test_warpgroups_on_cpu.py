@@ -50,7 +50,7 @@ def by_warpgroups(monkeypatch):
     [
         pytest.param(24, {}, marks=pytest.mark.exhaustive),  # with a NaN and values that arrive late below
         (24, {"hidden_size": 72, "dtype": torch.float16, "resets": True}),
-        (24, {"hidden_size": 66, "batch": 30, "cell": GRU(), **RAGGED}),
+        pytest.param(24, {"hidden_size": 66, "batch": 30, "cell": GRU(), **RAGGED}, marks=pytest.mark.exhaustive),
         (32, {"hidden_size": 33, "batch": 40, "bidirectional": True, **RAGGED}),
         (48, {"hidden_size": 136, "batch": 50, "time": 2, "cell": RNN("relu")}),
         pytest.param(64, {"hidden_size": 40, "batch": 150, "time": 3}, marks=pytest.mark.exhaustive),

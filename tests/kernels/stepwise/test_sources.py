@@ -30,7 +30,7 @@ def compiled(name, architecture, dtype, layout, width, table=0, cell=LSTM(), res
 # The sources depend on the architecture only through whether it is 9.0 or later, and on the dtype only in conversions.
 @pytest.mark.parametrize(
     ("name", "architecture", "dtype", "cell"),
-    each_value(pairwise(["forward", "backward", "projection"], ARCHITECTURES, [*NUMBERS], FUSED), (0, 2)),
+    each_value(pairwise(["forward", "backward", "projection"], ARCHITECTURES, [*NUMBERS], FUSED)),
     ids=str,
 )
 def test_compiles(name, architecture, dtype, cell):
@@ -57,7 +57,13 @@ def test_layouts_and_widths_are_compiled_separately():
 
 @pytest.mark.parametrize(
     ("name", "table", "dtype", "cell"),
-    each_value(pairwise(["forward", "backward"], [0, 1], [*NUMBERS], FUSED), (0, 1)),
+    [
+        *each_value(pairwise(["forward", "backward"], [0, 1], [*NUMBERS], FUSED[:2]), (0, 1)),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in pairwise(["forward", "backward"], [0, 1], [*NUMBERS], FUSED[2:])
+        ),
+    ],
     ids=str,
 )
 def test_resets_are_compiled_separately(name, table, dtype, cell):
@@ -69,7 +75,7 @@ def test_resets_are_compiled_separately(name, table, dtype, cell):
 
 @pytest.mark.parametrize(
     ("name", "architecture", "dtype", "cell", "table"),
-    each_value(pairwise(["row_forward", "row_backward"], ARCHITECTURES, [*NUMBERS], [*ROWS, *MASKED], [0, 1]), (0, 3)),
+    each_value(pairwise(["row_forward", "row_backward"], ARCHITECTURES, [*NUMBERS], [*ROWS, *MASKED], [0, 1])),
     ids=str,
 )
 def test_rows_compile(name, architecture, dtype, cell, table):

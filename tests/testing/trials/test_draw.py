@@ -27,7 +27,7 @@ def drawn(count, seed=0, device="cuda"):
 
 @functools.cache
 def many():
-    return drawn(6000)
+    return drawn(4000)
 
 
 def test_the_same_seed_gives_the_same_settings():
@@ -132,7 +132,7 @@ def test_cells_that_normalize_have_two_units_or_more():
 @functools.cache
 def many_from_families():
     generator, own = random.Random(0), families(3, "cuda", KERNELS)
-    return [draw(generator, "cuda", KERNELS, DTYPES, sizes(3, "cuda"), generator.choice(own)) for _ in range(4000)]
+    return [draw(generator, "cuda", KERNELS, DTYPES, sizes(3, "cuda"), generator.choice(own)) for _ in range(3000)]
 
 
 @pytest.mark.parametrize("found", [many, many_from_families])

@@ -30,24 +30,23 @@ from tests.pairwise import each_value, pairwise
 from tests.programs import processes_that_start_fast
 
 # The same settings on every machine; for others and for more: python -m gatewise.testing.trials --device cpu.
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 21))]
-SETTINGS = 30  # of each seed; three seconds on one core
+SEEDS = [(0, 12), *(pytest.param(seed, 30, marks=pytest.mark.exhaustive) for seed in range(21))]
 SECONDS = 10.0  # on a GPU
 
 pytestmark = pytest.mark.usefixtures("passes_alone")
 
 MODES = ["eager", "explicit", "inference", "no_grad", "compile"]
-# Compiling takes most of the time of a trial; the tests below compile other settings, too.
+# Compiling takes most of the time of a trial; the test of right and wrong results compiles in `make test`, too.
 SELDOM_COMPILED = [*MODES[:-1], pytest.param("compile", marks=pytest.mark.exhaustive)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS)
-def test_kernels_are_right_in_random_settings(seed):
-    outcomes = list(trials("cpu", seed, math.inf, SETTINGS))
+@pytest.mark.parametrize(("seed", "settings"), SEEDS)
+def test_kernels_are_right_in_random_settings(seed, settings):
+    outcomes = list(trials("cpu", seed, math.inf, settings))
     wrong = [f"{outcome.lines}\n{program_of(outcome.setting)}" for outcome in outcomes if outcome.lines]
     assert not wrong, "\n\n".join(wrong)
-    assert sum(not outcome.refused for outcome in outcomes) > SETTINGS // 2
+    assert sum(not outcome.refused for outcome in outcomes) > settings // 2
 
 
 @pytest.mark.gpu
@@ -93,7 +92,11 @@ def test_resets_that_are_ignored_are_wrong(mode, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mode", "lengths"), each_value(pairwise([mode for mode in MODES if mode != "explicit"], ["", "int64"]))
+    ("mode", "lengths"),
+    [
+        *each_value(pairwise(["eager", "inference", "no_grad"], ["", "int64"])),
+        *(pytest.param("compile", lengths, marks=pytest.mark.exhaustive) for lengths in ("", "int64")),
+    ],
 )
 def test_sequences_that_are_read_forward_are_wrong(mode, lengths, monkeypatch):
     setting = Setting(time=5, batch=3, hidden_size=4, mode=mode, lengths=lengths, reverse=True, above="y h c", seed=1)
@@ -106,7 +109,13 @@ def test_sequences_that_are_read_forward_are_wrong(mode, lengths, monkeypatch):
 RATES = ["weight_dropout", "recurrent_dropout", "candidate_dropout", "zoneout", "zoneout_others"]
 
 
-@pytest.mark.parametrize(("rate", "mode"), each_value(pairwise(RATES, ["eager", "no_grad", "compile"])))
+@pytest.mark.parametrize(
+    ("rate", "mode"),
+    [
+        *each_value(pairwise(RATES, ["eager", "no_grad"])),
+        *(pytest.param(rate, "compile", marks=pytest.mark.exhaustive) for rate in RATES),
+    ],
+)
 def test_masks_other_than_those_of_the_reference_are_wrong(rate, mode, monkeypatch):
     setting = Setting(time=9, batch=3, hidden_size=8, mode=mode, **{rate: 0.5})
     trial(setting)
@@ -202,14 +211,10 @@ def test_each_state_of_an_slstm_is_judged(changed, states):
         trial(setting)
 
 
+@pytest.mark.parametrize("cell", ["layer_norm_lstm", "layer_norm_gru", "peephole_lstm"])
 @pytest.mark.parametrize(
-    ("cell", "options"),
-    each_value(
-        pairwise(
-            ["layer_norm_lstm", "layer_norm_gru", "peephole_lstm"],
-            [{"mode": "eager", "memory": "lean"}, {"mode": "compile"}],
-        )
-    ),
+    "options",
+    [{"mode": "eager", "memory": "lean"}, pytest.param({"mode": "compile"}, marks=pytest.mark.exhaustive)],
     ids=str,
 )
 def test_a_wrong_gradient_of_a_parameter_is_found(cell, options, monkeypatch):
@@ -276,7 +281,7 @@ def test_a_kernel_that_refuses_is_told_apart():
 def test_a_failure_is_made_as_small_as_it_can_be(changed):
     changed(with_wrong_last_step)
     large = Setting(
-        time=9, batch=4, input_size=7, hidden_size=21, num_layers=2, kernel="eager", lengths="int32", x="gaps", calls=5
+        time=5, batch=3, input_size=3, hidden_size=9, num_layers=2, kernel="eager", lengths="int32", x="gaps", calls=3
     )
 
     def fails(setting):
@@ -630,11 +635,47 @@ sys.exit(__main__.main())
 """
 
 
+def _run_that_tells(out, words):
+    os.dup2(out.fileno(), sys.stdout.fileno())
+    session.get_context = lambda way: processes_that_start_fast()
+    count = Tally.count
+
+    def counted(self, *given):
+        count(self, *given)
+        print("counted", self.tried, flush=True)
+
+    Tally.count = counted
+    sys.exit(__main__.main(words))
+
+
+def test_a_run_whose_process_is_terminated_prints_its_results(tmp_path):
+    record, context = tmp_path / "trials.jsonl", processes_that_start_fast()
+    here, there = context.Pipe(duplex=False)
+    words = ["--device", "cpu", "--seconds", "600", "--processes", "1", "--record", str(record)]
+    run = context.Process(target=_run_that_tells, args=(there, words))
+    run.start()
+    there.close()
+    limit = threading.Timer(120, run.kill)
+    limit.start()
+    try:
+        with open(here.fileno(), closefd=False) as printed:
+            while printed.readline() not in ("counted 2\n", ""):
+                pass
+            run.terminate()
+            out = printed.read()
+        run.join()
+    finally:
+        limit.cancel()
+    assert "settings, 0 wrong" in out
+    assert "interrupted" in out
+    assert json.loads(record.read_text())["interrupted"]
+    assert run.exitcode == 143
+
+
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.exhaustive)]
-)
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_that_is_terminated_prints_its_results(tmp_path, number, status, processes):
     record = tmp_path / "trials.jsonl"
     command = [sys.executable, "-c", TELLS, "--device", "cpu", "--seconds", "600"]
