@@ -18,7 +18,7 @@ from torch.export import Dim
 
 from gatewise import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RNNCell, functional
 from gatewise.cells import GRU as GRU_CELL
-from gatewise.cells import CoupledLSTM, LayerNormGRU, PeepholeLSTM
+from gatewise.cells import Cell, CoupledLSTM, LayerNormGRU, PeepholeLSTM
 from gatewise.contract.errors import ArgumentError
 from gatewise.functional import export
 
@@ -237,9 +237,19 @@ def test_where_no_operator_can_be_put_into_the_graph_layers_become_steps(monkeyp
 scans = pytest.mark.skipif(not export._SCANS, reason="this version of PyTorch cannot export its operator scan")
 
 
+class Own(Cell):
+    """A cell of few operators, whose scan is traced in a third of the time."""
+
+    gates = ("f",)
+
+    def step(self, gate, state):
+        return state.h + torch.sigmoid(gate.f), {}
+
+
 @scans
-def test_other_cells_take_any_number_of_steps():
-    layers = OneLayer(Recurrent(LayerNormGRU(), 3, 4)).eval()
+@pytest.mark.parametrize("cell", [Own(), pytest.param(LayerNormGRU(), marks=pytest.mark.exhaustive)], ids=repr)
+def test_other_cells_take_any_number_of_steps(cell):
+    layers = OneLayer(Recurrent(cell, 3, 4)).eval()
     model = exported(layers, (torch.randn(5, 2, 3),), dynamo=True, dynamic=[{0: "time", 1: "batch"}])
     assert operators(model)["Scan"] == 1
     for shape in ((5, 2, 3), (8, 3, 3)):
