@@ -39,9 +39,13 @@ def replays(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("way", "precision"),
-    each_value(pairwise([PLAIN, OURS, Way("keeps less", "recompute", "nn.LSTM"), PLANNED], ["fp32", "bf16"])),
+    ("case", "way", "precision"),
+    each_value(
+        pairwise(TINY_CASES, [PLAIN, OURS, Way("keeps less", "recompute", "nn.LSTM"), PLANNED], ["fp32", "bf16"]),
+        (1, 2),
+    ),
     ids=lambda value: getattr(value, "name", value),
+    indirect=["case"],
 )
 def test_ways_learn_as_plain_pytorch_does(case, way: Way, precision: str, replays) -> None:
     skip_where_it_fails(TRANSLATION_PRECISIONS[precision].autocast)
