@@ -47,7 +47,7 @@ def every(step):
 
     Options of samples have two values each, so that those of one turn have all of them; cells have few samples.
     """
-    turns = (pytest.param((turn, step), marks=pytest.mark.exhaustive if turn else ()) for turn in range(step))
+    turns = [pytest.param((turn, step), marks=pytest.mark.exhaustive if turn else ()) for turn in range(step)]
     return pytest.mark.parametrize("turn", turns, ids=lambda turn: str(turn[0]))
 
 

@@ -183,7 +183,12 @@ def test_packed_batches_and_the_steps_of_a_call(structure):
 # Numerical derivatives take a call for each number, so that the layer has as few as the structures allow.
 @pytest.mark.parametrize(
     ("cell", "structure"),
-    [(LSTM(), {"heads": 2}), (SLSTM(), {"heads": 4}), (LayerNormLSTM.of("haste"), {"recurrent_rank": 2})],
+    each_value(
+        pairwise(
+            [LSTM(), SLSTM(), LayerNormLSTM.of("haste")],
+            [{"heads": 2}, {"heads": 4}, {"recurrent_rank": 2}],
+        )
+    ),
     ids=str,
 )
 def test_second_derivatives(cell, structure):
