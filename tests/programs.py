@@ -48,6 +48,11 @@ def begun_curves(path, history, *given, **options) -> None:
     begun_picture(None, path)
 
 
+def begun_predictions(path, *given) -> None:
+    """Write only the beginning of a plot of a classifier's predictions."""
+    begun_picture(None, path)
+
+
 def free_port() -> int:
     """Return a free port."""
     with socket.socket() as probe:

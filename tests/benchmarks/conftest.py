@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ def nudged_once(monkeypatch, known_curves) -> None:
         return compute(self, known, *given, **options)
 
     monkeypatch.setattr(curve.Rival, "__init__", remembered)
+
+
+@pytest.fixture(autouse=True)
+def few_dots(monkeypatch) -> None:
+    """Write plots with few dots: those of a PNG file take longer than the lines of an SVG file."""
+    if find_spec("matplotlib"):
+        from matplotlib.figure import Figure
+
+        save = Figure.savefig
+        monkeypatch.setattr(Figure, "savefig", lambda *given, **options: save(*given, **options | {"dpi": 20}))
 
 
 class Silent:

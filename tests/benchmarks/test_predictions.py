@@ -128,7 +128,7 @@ def test_shapes_are_those_of_their_seed():
     assert all(next(training).needs_grad for _ in range(10))
 
 
-@pytest.mark.parametrize("name", ["h200", "l4", "cpu"])
+@pytest.mark.parametrize("name", ["h200", pytest.param("l4", marks=pytest.mark.exhaustive), "cpu"])
 def test_designed_shapes_cover_every_precision_and_pass_soon(name):
     device = Device.named(name)
     designed = shapes.designed(device)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.programs import begun_curves, begun_picture
+from tests.programs import begun_curves, begun_picture, begun_predictions
 
 pytest.importorskip("typer")
 pytest.importorskip("safetensors")
@@ -72,6 +72,18 @@ def pictures_are_not_drawn(request, monkeypatch):
         for name in ("language_model_run", "nmt_run", "classifier_run"):
             module = importlib.import_module(f"gatewise.cli.{name}")
             monkeypatch.setattr(module, "plot_curves", begun_curves)
+        monkeypatch.setattr("gatewise.cli.classifier_run.plot_predictions", begun_predictions)
+
+
+@pytest.fixture
+def training_alone(monkeypatch):
+    """Leave the program after the training, without scores of the test data, which take as long as a small training."""
+
+    def leave(*given):
+        raise SystemExit(0)
+
+    for name in ("language_model_run.load_model", "nmt_run.load_translator", "classifier_run.load_classifier"):
+        monkeypatch.setattr(f"gatewise.cli.{name}", leave)
 
 
 @pytest.fixture

@@ -73,9 +73,13 @@ WITHOUT_EXTRAS = """
 import importlib.metadata, sys
 from gatewise.cli import COMMANDS, environment, main
 extra = {package.package.lower() for extra in environment.extras() for package in extra.requirements}
-for name, packages in importlib.metadata.packages_distributions().items():
-    if extra & {package.lower().replace("_", "-") for package in packages}:
-        sys.modules[name] = None
+for package in extra:
+    try:
+        found = importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        continue
+    names = (found.read_text("top_level.txt") or "").split() or {file.parts[0] for file in found.files}
+    sys.modules.update(dict.fromkeys(name.removesuffix(".py") for name in names))
 call = "--input 5,3,4 --hidden 8"
 helps = [f"{command.name} --help" for command in COMMANDS]
 trained = [f"train {task} --help" for task in ("lm", "nmt", "classify")]

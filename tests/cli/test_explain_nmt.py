@@ -23,9 +23,10 @@ def data(gatewise, *more):
     ("gpu", "options"),
     [
         pytest.param("h200", (), marks=pytest.mark.exhaustive),
-        ("h200", ("--no-input-feeding",)),
+        pytest.param("h200", ("--no-input-feeding",), marks=pytest.mark.exhaustive),
         ("l4", ("--precision", "bfloat16")),
         ("cpu", ()),
+        ("cpu", ("--no-input-feeding",)),
     ],
 )
 def test_it_fits_80_columns_and_names_every_part(gatewise, gpu, options):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import itertools
 import os
 import shutil
 import signal
@@ -27,6 +28,7 @@ from gatewise.training.history import Evaluation, Progress
 from gatewise.training.loop import CHECKPOINT, MODEL
 from gatewise.training.snapshot import weights_of
 from gatewise.training.summaries import TensorBoardSummaries
+from tests.pairwise import each_value
 
 ROOT = Path(package.__file__).parents[1]
 
@@ -57,8 +59,11 @@ def test_ctrl_c_while_the_program_loads_is_one_line(tmp_path, way, imported):
     assert (answer.returncode, answer.stdout, answer.stderr) == (130, "", "Interrupted.\n")
 
 
-@pytest.mark.parametrize("way", ["script", "module"])
-@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["--version"]], ids=str)
+@pytest.mark.parametrize(
+    ("words", "way"),
+    each_value([*itertools.product([[], ["--help"], ["-h"], ["--version"]], ["script", "module"])]),
+    ids=str,
+)
 def test_help_and_version_do_without_torch(tmp_path, way, words):
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
     (tmp_path / "gatewise").write_text(SCRIPT)

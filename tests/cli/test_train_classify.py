@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from gatewise.data import SequenceBatches
-from gatewise.training import RunFolder, read_tensors
+from gatewise.training import RunFolder, TrainingOptions, read_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
 from tests.programs import Program, together
 
@@ -148,7 +149,18 @@ def plain():
     return {}
 
 
-@pytest.mark.parametrize("option", [*CHANGES, *SWITCHES])
+# Options of training are those of `gatewise train lm`.
+OF_TRAINING = {field.name for field in dataclasses.fields(TrainingOptions)}
+
+
+@pytest.mark.usefixtures("training_alone")
+@pytest.mark.parametrize(
+    "option",
+    [
+        pytest.param(option, marks=pytest.mark.exhaustive if option[2:].replace("-", "_") in OF_TRAINING else ())
+        for option in (*CHANGES, *SWITCHES)
+    ],
+)
 def test_the_option_changes_the_model(gatewise, small, option, plain, table):
     waves(table, count=40)
     head, *rows = table.read_text().splitlines()

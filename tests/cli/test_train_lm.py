@@ -100,6 +100,7 @@ def plain():
     return {}
 
 
+@pytest.mark.usefixtures("training_alone")
 @pytest.mark.parametrize("option", [*CHANGES, "--no-tied"])
 def test_the_option_changes_the_model(gatewise, small, option, plain):
     short = [*small, "--epochs", 1]
@@ -364,7 +365,7 @@ def test_a_full_disk_is_an_error_before_training(gatewise, small, monkeypatch):
 
 
 def test_kill_nine_and_resume_end_in_the_same_bits(gatewise, small, tmp_path):
-    options = ["train", "lm", *small, "--set", "checkpoint_steps=1", "--epochs", 8]
+    options = ["train", "lm", *small, "--set", "checkpoint_steps=1", "--epochs", 4]
     assert gatewise(*options, "--output", "whole").status == 0
     program = Program([*options, "--output", "parts"], tmp_path)
     while not RunFolder(tmp_path / "parts").model.exists() and program.status is None:

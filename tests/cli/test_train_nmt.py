@@ -132,7 +132,11 @@ def test_what_is_left_out_is_reported(gatewise, small, files, tmp_path):
     assert "train 150, valid 20, test 20" in answer.out
 
 
-@pytest.mark.parametrize("extra", [[], ["--average", "last"], ["--set", "input_feeding=false"]], ids=["", "last", "no"])
+@pytest.mark.parametrize(
+    "extra",
+    [pytest.param([], marks=pytest.mark.exhaustive), ["--average", "last"], ["--set", "input_feeding=false"]],
+    ids=["", "last", "no"],
+)
 def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(gatewise, small, monkeypatch, extra):
     assert gatewise("train", "nmt", *small, *extra, "--output", "whole").status == 0
     windows, seen = PairBatches.windows, []
@@ -225,6 +229,7 @@ def plain_losses(tmp_path_factory):
     return {}
 
 
+@pytest.mark.usefixtures("training_alone")
 @pytest.mark.parametrize(("key", "value"), changes())
 def test_the_option_changes_the_run(gatewise, small, tmp_path, key, value, plain_losses):
     parallel(tmp_path, count=60)  # in place of 150 pairs, which take more than twice as long

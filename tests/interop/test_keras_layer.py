@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import pickle
-import subprocess
 import sys
 import warnings
 
@@ -20,6 +20,7 @@ from gatewise.contract.errors import ArgumentError, KernelRefused, MissingExtra
 from gatewise.interop.keras import LSTM, SlowerKernelWarning
 from gatewise.interop.keras import lstm as module
 from gatewise.interop.keras.backend import keras_on_torch
+from tests.pairwise import each_value, every_pair
 
 keras = keras_on_torch()
 
@@ -77,27 +78,24 @@ def agree(ours, theirs, mask, tolerance=2e-6, **options):
             torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize(("sequences", "state", "backwards"), list(itertools.product((False, True), repeat=3)))
+@pytest.mark.parametrize(("mask", "sequences", "state", "backwards"), every_pair(MASKS, *3 * [(False, True)]))
 def test_outputs_states_and_gradients_are_those_of_keras(mask, sequences, state, backwards):
     ours, theirs = pair(return_sequences=sequences, return_state=state, go_backwards=backwards)
     agree(ours, theirs, MASKS[mask], initial=True)
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"use_bias": False},
-        {"zero_output_for_mask": True},
-        {"zero_output_for_mask": True, "return_sequences": True},
-        {"unroll": True, "return_sequences": True},
-        {"kernel": "eager"},
-        {"use_cudnn": False, "return_state": True},
-        {"unit_forget_bias": False, "bias_initializer": "ones"},
-    ],
-    ids=str,
+OPTIONS = (
+    {"use_bias": False},
+    {"zero_output_for_mask": True},
+    {"zero_output_for_mask": True, "return_sequences": True},
+    {"unroll": True, "return_sequences": True},
+    {"kernel": "eager"},
+    {"use_cudnn": False, "return_state": True},
+    {"unit_forget_bias": False, "bias_initializer": "ones"},
 )
+
+
+@pytest.mark.parametrize(("options", "mask"), each_value([*itertools.product(OPTIONS, MASKS)], times=2), ids=str)
 def test_options_keep_the_fast_kernels_and_agree(mask, options):
     with warnings.catch_warnings():
         warnings.simplefilter("error", SlowerKernelWarning)
@@ -339,23 +337,13 @@ def test_arguments_may_be_given_by_place_as_for_keras():
 # The backend
 
 
-def in_new_process(program, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={"PATH": "", "PYTHONPATH": ":".join(sys.path), **environment},
-    )
-
-
-def test_another_backend_is_a_clear_error():
-    answer = in_new_process("import gatewise.interop.keras", KERAS_BACKEND="jax")
-    assert answer.returncode == 1
-    expected = (
-        "ArgumentError: `KERAS_BACKEND` must be torch for gatewise.interop.keras, got 'jax'. Put KERAS_BACKEND=torch"
-    )
-    assert expected in answer.stderr
+def test_another_backend_is_a_clear_error(monkeypatch):
+    for name in [name for name in sys.modules if name == "keras" or name.startswith("gatewise.interop.keras")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    expected = r"`KERAS_BACKEND` must be torch for gatewise.interop.keras, got 'jax'. Put KERAS_BACKEND=torch"
+    with pytest.raises(ArgumentError, match=expected):
+        importlib.import_module("gatewise.interop.keras")
 
 
 def test_keras_that_already_runs_on_another_backend_is_a_clear_error(monkeypatch):

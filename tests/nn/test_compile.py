@@ -222,22 +222,13 @@ def test_packed_sequence_compiles():
     torch.testing.assert_close(found_state, state)
 
 
-def test_other_sizes_run_after_compiling():
-    model = Network()
-    model(torch.randn(3, 2, 5))
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    for time, batch in ((3, 2), (7, 2), (4, 5)):
-        x = torch.randn(time, batch, 5)
-        torch.testing.assert_close(outputs_and_gradients(compiled, model, x), outputs_and_gradients(model, model, x))
-
-
 def test_training_with_other_sizes_takes_two_graphs():
     model = Network(num_layers=2)
     model(torch.randn(3, 2, 5))
     graphs = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=graphs, fullgraph=True)
-    for time in (3, 5, 7, 9):  # the first graph is for this number of steps, the second one for any
-        x = torch.randn(time, 2, 5)
+    for time, batch in ((3, 2), (7, 4), (4, 5)):  # the first graph is for these sizes, the second one for any
+        x = torch.randn(time, batch, 5)
         torch.testing.assert_close(outputs_and_gradients(compiled, model, x), outputs_and_gradients(model, model, x))
     assert graphs.frame_count == 2
 
@@ -252,7 +243,8 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    exhaustive_unless([*zip([LSTM, GRU] * 2, TRANSFORMS, strict=True)], itertools.product([LSTM, GRU], TRANSFORMS)),
+    # `jacrev` is `vmap` of gradients.
+    exhaustive_unless([(LSTM, "jacrev"), (GRU, "jvp")], itertools.product([LSTM, GRU], TRANSFORMS)),
 )
 def test_transforms_of_torch_func_in_a_compiled_function(kind, name):
     if OF_2_6 and name == "jacrev":
@@ -262,7 +254,7 @@ def test_transforms_of_torch_func_in_a_compiled_function(kind, name):
     torch.testing.assert_close(torch.compile(function, backend="aot_eager")(x), function(x))
 
 
-@pytest.mark.parametrize("kind", [LSTM, GRU])
+@pytest.mark.parametrize("kind", [LSTM, pytest.param(GRU, marks=pytest.mark.exhaustive)])
 def test_make_fx_with_symbolic_sizes_records_a_graph_for_any_size(kind):
     layer = kind(5, 4, num_layers=2)
 
@@ -305,7 +297,7 @@ class OfUnits(nn.Module):
     "cell", [LayerNormLSTM(), pytest.param(LayerNormGRU(), marks=pytest.mark.exhaustive)], ids=lambda cell: cell.name
 )
 def test_layer_norm_compiled_in_one_graph_equals_eager(cell):
-    model, x = OfUnits(cell), torch.randn(3, 3, 5)
+    model, x = OfUnits(cell), torch.randn(2, 3, 5)
     expected = outputs_and_gradients(model, model, x)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(outputs_and_gradients(compiled, model, x), expected)
@@ -314,7 +306,7 @@ def test_layer_norm_compiled_in_one_graph_equals_eager(cell):
 
 def test_layer_norm_of_a_packed_batch_is_compiled():
     layer = Recurrent(LayerNormLSTM(), 5, 4)
-    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(3, 3, 5), torch.tensor([3, 2, 1]))
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(2, 3, 5), torch.tensor([2, 2, 1]))
     expected = torch.autograd.grad(layer(packed)[0].data.square().sum(), layer.parameters())
     found = torch.autograd.grad(
         torch.compile(layer, backend="aot_eager")(packed)[0].data.square().sum(), layer.parameters()

@@ -85,8 +85,9 @@ def test_layers_become_operators_of_pytorch(name, strict):
         torch.testing.assert_close(program.module()(x), layer(x))
 
 
-@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
-@pytest.mark.parametrize("cell", [LSTMCell, GRUCell, RNNCell])
+@pytest.mark.parametrize(
+    ("cell", "strict"), each_value([*itertools.product([LSTMCell, GRUCell, RNNCell], [False, True])])
+)
 def test_cells_without_given_states_take_any_batch_size(cell, strict):
     layer = cell(4, 5).eval()
     program = export(layer, (torch.randn(3, 4),), dynamic_shapes={"input": {0: Dim("batch", min=2)}}, strict=strict)
@@ -134,17 +135,22 @@ def test_under_autocast():
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("cell", [LayerNormLSTM(), PeepholeLSTM(), Own()], ids=lambda cell: cell.name)
+# Steps of the other two cells are exported below, without gradients and in a scan.
+@pytest.mark.parametrize(
+    "cell",
+    [LayerNormLSTM(), *(pytest.param(cell, marks=pytest.mark.exhaustive) for cell in (PeepholeLSTM(), Own()))],
+    ids=lambda cell: cell.name,
+)
 def test_cells_that_pytorch_does_not_have_become_steps(cell):
     model = Network(Recurrent(cell, 5, 4, bidirectional=True)).eval()
-    program = export(model, (torch.randn(3, 2, 5),), dynamic_shapes=({1: Dim("batch")},))
+    program = export(model, (torch.randn(2, 2, 5),), dynamic_shapes=({1: Dim("batch")},))
     assert not of_gatewise(program)
-    x = torch.randn(3, 6, 5)
+    x = torch.randn(2, 6, 5)
     torch.testing.assert_close(program.module()(x), model(x))
 
 
 def test_lengths_and_resets_become_steps():
-    model = Network(LSTM(5, 4, num_layers=2, bidirectional=True)).eval()
+    model = Network(LSTM(5, 4, bidirectional=True)).eval()
     resets = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 1, 1]])
     call = torch.randn(3, 3, 5), None, torch.tensor([1, 3, 2]), resets
     program = export(model, call)
@@ -231,8 +237,9 @@ def test_a_scan_of_any_size_can_be_trained(layer):
     torch.testing.assert_close(gradients, torch.autograd.grad(expected[0].square().sum(), layer.parameters()))
 
 
-@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
-@pytest.mark.parametrize("cell", [None, LayerNormGRU()], ids=["lstm", "layer_norm_gru"])
+@pytest.mark.parametrize(
+    ("cell", "strict"), each_value([*itertools.product([None, LayerNormGRU()], [False, True])]), ids=str
+)
 def test_without_scan_a_variable_number_of_steps_takes_gatewise(cell, strict, monkeypatch):
     if not strict:
         monkeypatch.setattr(functional.export, "_SCANS", False)

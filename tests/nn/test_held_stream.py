@@ -447,10 +447,7 @@ def test_memory_that_a_captured_graph_uses_stays_allocated(use, change, monkeypa
 
 @pytest.mark.parametrize(
     "make",
-    [
-        pytest.param(make, marks=() if name in ("LSTM", "GRU") else pytest.mark.exhaustive)
-        for name, make in LAYERS.items()
-    ],
+    [pytest.param(make, marks=() if name == "LSTM" else pytest.mark.exhaustive) for name, make in LAYERS.items()],
     ids=LAYERS,
 )
 def test_a_compiled_function_may_reset_and_assign_the_states(make, launched, recwarn):

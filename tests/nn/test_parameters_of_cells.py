@@ -233,7 +233,8 @@ def test_transforms_of_torch_func_agree_with_autograd(cell):
         torch.testing.assert_close(rows[name].sum(0), value)
 
 
-@pytest.mark.parametrize("cell", [PeepholeLSTM(), SLSTM()], ids=repr)
+# One step of the second one is compiled in test_recurrent_cell.py, too.
+@pytest.mark.parametrize("cell", [PeepholeLSTM(), pytest.param(SLSTM(), marks=pytest.mark.exhaustive)], ids=repr)
 def test_shipped_cells_with_parameters_or_several_states_can_be_compiled(cell):
     layer, x = layer_of(cell, num_layers=2, bidirectional=True, bias=False), x_of()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)

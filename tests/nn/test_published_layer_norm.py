@@ -104,9 +104,8 @@ def test_a_layer_has_the_biases_of_its_form(form):
 @pytest.mark.parametrize(
     "name",
     [
-        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("haste", "icefall")),
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("haste", "icefall", "haste_gru")),
         "returnn_joined with hidden_norm",
-        "haste_gru",
     ],
 )
 def test_a_compiled_layer_computes_its_own_form(name):

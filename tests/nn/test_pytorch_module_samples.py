@@ -35,16 +35,20 @@ DTYPES = [torch.float32, torch.float64]
 
 each_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.module_cls.__name__)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-each_mode = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 each_dtype_and_mode = pytest.mark.parametrize(
     ("dtype", "training"),
     exhaustive_unless([(torch.float32, True), (torch.float64, False)], itertools.product(DTYPES, [True, False])),
     ids=str,
 )
-# Options of samples have two values each, so that every third sample has all of them; cells have few samples.
-each_third = pytest.mark.parametrize(
-    "turn", [0, *(pytest.param(turn, marks=pytest.mark.exhaustive) for turn in (1, 2))]
-)
+
+
+def every(step):
+    """Return a mark for the turns of every third or fifth sample.
+
+    Options of samples have two values each, so that those of one turn have all of them; cells have few samples.
+    """
+    turns = [pytest.param((turn, step), marks=pytest.mark.exhaustive if turn else ()) for turn in range(step)]
+    return pytest.mark.parametrize("turn", turns, ids=lambda turn: str(turn[0]))
 
 
 def test_the_database_has_both():
@@ -100,7 +104,7 @@ def test_factory_arguments(entry, dtype):
 
 
 @each_entry
-@each_mode
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.exhaustive)], ids=["train", "eval"])
 def test_pickle(entry, training):
     for module, sample in samples(entry, torch.float32, training):
         call = sample.forward_input
@@ -140,8 +144,13 @@ def noncontiguous(tree):
     return pytree.tree_map(spread, tree)
 
 
+# Strides are the same in each dtype and mode.
 @each_entry
-@each_dtype_and_mode
+@pytest.mark.parametrize(
+    ("dtype", "training"),
+    exhaustive_unless([(torch.float64, True)], itertools.product(DTYPES, [True, False])),
+    ids=str,
+)
 def test_noncontiguous_inputs_and_parameters(entry, dtype, training):
     for module, sample in samples(entry, dtype, training, requires_grad=True):
         call = sample.forward_input
@@ -164,9 +173,10 @@ def test_noncontiguous_inputs_and_parameters(entry, dtype, training):
 
 def check_gradients(check, entry, turn, left_out=lambda module: False):
     found = [each for each in samples(entry, torch.float64, True, requires_grad=True) if not left_out(each[0])]
-    if turn and len(found) <= 3:
+    first, step = turn
+    if first and len(found) <= step:
         pytest.skip("all samples are checked at once")
-    for module, sample in found[turn::3] if len(found) > 3 else found:
+    for module, sample in found[first::step] if len(found) > step else found:
         args = sample.forward_input.args
         leaves, structure = pytree.tree_flatten(args)
         parameters = dict(module.named_parameters())
@@ -182,14 +192,14 @@ def check_gradients(check, entry, turn, left_out=lambda module: False):
 
 
 @each_entry
-@each_third
+@every(3)
 def test_gradcheck(entry, turn):
     # In training: test_if_train_and_eval_modes_differ shows that evaluation has the same results.
     check_gradients(gradcheck, entry, turn)
 
 
 @each_entry
-@each_third
+@every(5)
 def test_gradgradcheck(entry, turn):
     # The samples have no batch, so that those with `batch_first` are the others once more; that it is the same in
     # evaluation is the next test.

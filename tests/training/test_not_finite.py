@@ -46,13 +46,23 @@ def test_a_faulty_step_at_the_end_of_an_epoch_without_evaluation_is_found_there(
     assert "step 20 of training (epoch 1, batch 20) was not finite on the kernel new" in words
 
 
+@pytest.fixture(scope="module")
+def right_losses(tmp_path_factory):
+    """The losses of a run without a fault."""
+    model = faulty_model()
+    train(tmp_path_factory.mktemp("right"), model)
+    return model.losses
+
+
 # When the fault is found: at once, as on a CPU; or steps later, as on a GPU, whose flag is read from time to time.
 @pytest.mark.parametrize(("every", "wrong", "at"), every_pair([1, 7], WRONG, [(0, 0), (1, 8), (1, 19)]), ids=str)
-def test_a_faulty_step_is_finite_on_the_reference_from_the_same_numbers(tmp_path, monkeypatch, way, every, wrong, at):
+def test_a_faulty_step_is_finite_on_the_reference_from_the_same_numbers(
+    tmp_path, monkeypatch, right_losses, way, every, wrong, at
+):
     epoch, number = at
     monkeypatch.setitem(watch.EVERY, "cpu", every)
     step = 20 * epoch + number
-    model, right = faulty_model(number, epoch, wrong), faulty_model()
+    model = faulty_model(number, epoch, wrong)
     words = fails(KernelFault, tmp_path, model, **way)
     assert (
         f"step {step + 1} of training (epoch {epoch + 1}, batch {number + 1}) was not finite on the kernel new" in words
@@ -60,9 +70,8 @@ def test_a_faulty_step_is_finite_on_the_reference_from_the_same_numbers(tmp_path
     assert "nan" in words.partition("Repeated on the trusted one")[0]
     assert words.endswith("Go on so.")
     assert f"The checkpoint of step {20 * epoch} is as it was." in words
-    train(tmp_path / "right", right)
     # The result includes dropout and the carried state, so no other weights, state or random numbers give these bits.
-    assert model.losses[-1] == right.losses[step]
+    assert model.losses[-1] == right_losses[step]
     report = read_step(RunFolder(tmp_path).fault, CPU)[2]
     assert (report["training"], report["step"], report["epoch"], report["batch"]) == (True, step, epoch, number)
 

@@ -60,17 +60,17 @@ def trace(folder, **options):
 
 
 @pytest.fixture(scope="module")
-def history_of(tmp_path_factory):
-    """Return a function from options to the history of their run; runs whose options are the same are one."""
+def run_of(tmp_path_factory):
+    """Return a function from options to the numbers of their run; runs whose options are the same are one."""
     usual, found = dataclasses.asdict(TrainingOptions()) | {"epochs": 2, "learning_rate": 0.02} | BASE, {}
 
-    def history(options):
+    def run(options):
         key = frozenset((usual | options).items())
         if key not in found:
-            found[key], _ = trace(tmp_path_factory.mktemp("run"), **options)
+            found[key] = trace(tmp_path_factory.mktemp("run"), **options)
         return found[key]
 
-    return history
+    return run
 
 
 def test_every_option_is_in_this_file():
@@ -78,14 +78,14 @@ def test_every_option_is_in_this_file():
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_the_option_changes_the_run(history_of, name):
+def test_the_option_changes_the_run(run_of, name):
     first, second, others = CHANGES[name]
-    assert history_of(others | {name: first}) != history_of(others | {name: second})
+    assert run_of(others | {name: first})[0] != run_of(others | {name: second})[0]
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
-def test_the_option_changes_no_weight(tmp_path, name):
-    runs = [trace(tmp_path / str(value), **{name: value}) for value in NEUTRAL[name]]
+def test_the_option_changes_no_weight(run_of, name):
+    runs = [run_of({name: value}) for value in NEUTRAL[name]]
     assert runs[0][0] == runs[1][0]
     assert all(torch.equal(one, other) for one, other in zip(runs[0][1], runs[1][1], strict=True))
 

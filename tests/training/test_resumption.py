@@ -121,6 +121,7 @@ AWD_TRAINING = {"optimizer": "sgd", "learning_rate": 3.0, "clip": 0.25, "average
 
 @pytest.mark.parametrize("options", [{}, {"model_options": AWD, "jitter": 2.0, **AWD_TRAINING}], ids=["plain", "awd"])
 def test_a_language_model_is_interrupted_at_every_kind_of_step(tmp_path, options):
+    options = {"epochs": 2, **options}
     train_language_model(tmp_path / "whole", **options)
     steps = 0
     for pause in (1, 49, 1, 30):  # 50 windows an epoch, 52 with jitter

@@ -65,8 +65,8 @@ def test_a_reset_starts_anew_from_the_initial_states_of_the_cell() -> None:
     torch.testing.assert_close(whole["y"][4:], rest["y"])
 
 
-# Whatever the number of states and of parameters is, and whether there is a normalization.
-COMPILED = ("lstm", "gru", "slstm", "layer_norm_lstm")
+# With several states, and with parameters and a normalization; those of an LSTM and of a GRU are compiled below.
+COMPILED = ("slstm", "layer_norm_lstm")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_the_step_can_be_compiled(cell: Cell, traced_only: None) -> None:
     assert_the_same(loop_side(call, torch.float64, loop_of(cell, compiled(step_of(cell)), dynamic_batch=True)), eager)
 
 
-@pytest.mark.parametrize("name", ["gru", "slstm"])
+@pytest.mark.parametrize("name", ["gru", pytest.param("slstm", marks=pytest.mark.exhaustive)])
 def test_the_whole_loop_can_be_compiled(name: str, traced_only: None) -> None:
     (cell,) = chosen_cells([name])
     call, plain = draw(cell, TINY[0], CPU), loop_of(cell, step_of(cell))

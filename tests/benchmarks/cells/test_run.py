@@ -79,14 +79,20 @@ def test_a_measured_row(tiny, observer) -> None:
     assert found.settings["reset_rate"] == 0.03
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
-def test_every_cell_case_precision_and_direction_is_a_row(tiny, observer, count) -> None:
-    precisions = (LAYER_PRECISIONS["fp32"], LAYER_PRECISIONS["bf16"])
-    directions = ("train", "inference")
+@pytest.mark.parametrize(
+    ("count", "names", "directions"),
+    [
+        (1, ("fp32",), ("train",)),
+        (1, ("bf16",), ("inference",)),
+        pytest.param(2, ("fp32", "bf16"), ("train", "inference"), marks=pytest.mark.exhaustive),
+    ],
+)
+def test_every_cell_case_precision_and_direction_is_a_row(tiny, observer, count, names, directions) -> None:
+    precisions = tuple(LAYER_PRECISIONS[name] for name in names)
     changes = {"cells": measured_cells(), "cases": TINY[:count], "precisions": precisions, "directions": directions}
     rows = records_of(tiny, observer, ways=(RESETS,), **changes)
     found = [(each.cell, each.case, each.dtype, each.direction) for each in rows]
-    assert len(set(found)) == len(found) == len(measured_cells()) * count * 2 * 2
+    assert len(set(found)) == len(found) == len(measured_cells()) * count * len(names) * len(directions)
     assert observer.announced == len(observer.steps) == len(found)
     for each in rows:
         assert statuses(each) == {CELL: "measured", RESETS: "measured"}, f"{each.cell}: {each.ways[CELL].note}"

@@ -58,8 +58,15 @@ def test_a_run_and_its_report(tmp_path: Path) -> None:
     assert "gatewise bench models" in Path("benchmarks/reports/models_quick.md").read_text()
 
 
-def test_training_and_inference(observer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare no loss curves, which takes most of the time of a run."""
+    monkeypatch.setattr(agreement, "losses", lambda *given, **options: [])
     monkeypatch.setattr(agreement, "same_curve", lambda ours, theirs: Agreement(0.0, 0.0))
+
+
+@pytest.mark.usefixtures("untrained")
+def test_training_and_inference(observer) -> None:
     workload = dataclasses.replace(SPEECH, program=dataclasses.replace(SPEECH.program, time=4, frames=4))
     settings = run.Settings("models_quick", (workload,), torch.device("cpu"), steps=1, seconds=0.0, graphs=False)
     written = []
@@ -86,6 +93,7 @@ def test_a_way_with_another_loss_curve_fails_the_command(monkeypatch: pytest.Mon
     assert after.times == {}
 
 
+@pytest.mark.usefixtures("untrained")
 def test_a_way_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Way.model
 
@@ -95,13 +103,13 @@ def test_a_way_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> 
         return made(self, workload, seed, device, shorter=shorter)
 
     monkeypatch.setattr(Way, "model", failing)
-    monkeypatch.setattr(agreement, "same_curve", lambda ours, theirs: Agreement(0.0, 0.0))
-    assert call("--case", "flood", "--steps", "26").exit_code == 1
+    assert call("--case", "flood").exit_code == 1
     before, after = records()[0].ways.values()
     assert before.status == "measured"
     assert (after.status, after.note) == ("failed", "out of memory")
 
 
+@pytest.mark.usefixtures("untrained")
 @pytest.mark.parametrize("alone", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["step", "layers"])
 def test_a_way_that_fails_while_it_is_timed_leaves_the_others(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
     warmed = run._Table._warm
@@ -116,8 +124,7 @@ def test_a_way_that_fails_while_it_is_timed_leaves_the_others(monkeypatch: pytes
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(run._Table, "_warm", failing)
-    monkeypatch.setattr(agreement, "same_curve", lambda ours, theirs: Agreement(0.0, 0.0))
-    assert call("--case", "ppo", "--steps", "26").exit_code == 1
+    assert call("--case", "ppo").exit_code == 1
     before, after, resets = records()[0].ways.values()
     assert (before.status, resets.status) == ("measured", "measured")
     assert before.times.keys() == resets.times.keys() == {STEP, LAYERS}
@@ -138,6 +145,7 @@ def test_an_unknown_model_is_refused() -> None:
         call("--case", "resnet")
 
 
+@pytest.mark.usefixtures("untrained")
 def test_a_record_is_read_as_it_was_written() -> None:
     assert call("--case", "cuda", "--no-graphs").exit_code == 0
     (line,) = Path("benchmarks/results/models_quick.jsonl").read_text().splitlines()

@@ -62,7 +62,7 @@ def test_a_wrong_way_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
         return model
 
     monkeypatch.setattr(side, "new_model", louder)
-    ran = call(*QUICK)
+    ran = call(*QUICK, "--case", "tiny-6-5-4")
     assert ran.exit_code == 1
     assert "reference, gatewise: wrong." in ran.stdout
 

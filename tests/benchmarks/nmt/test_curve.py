@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from gatewise.benchmarks.nmt.check import Check
 from gatewise.benchmarks.nmt.table import TRANSLATION_PRECISIONS
 from gatewise.benchmarks.nmt.ways import PLAIN, PLANNED, Way, ways
 from gatewise.contract.errors import KernelRefused
-from tests.pairwise import each_value, pairwise
+from tests.pairwise import each_value
 from tests.processor import skip_where_it_fails
 
 CPU = torch.device("cpu")
@@ -39,9 +40,16 @@ def replays(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("way", "precision"),
-    each_value(pairwise([PLAIN, OURS, Way("keeps less", "recompute", "nn.LSTM"), PLANNED], ["fp32", "bf16"])),
+    ("case", "way", "precision"),
+    each_value(
+        [
+            *itertools.product(
+                TINY_CASES, [PLAIN, OURS, Way("keeps less", "recompute", "nn.LSTM"), PLANNED], ["fp32", "bf16"]
+            )
+        ]
+    ),
     ids=lambda value: getattr(value, "name", value),
+    indirect=["case"],
 )
 def test_ways_learn_as_plain_pytorch_does(case, way: Way, precision: str, replays) -> None:
     skip_where_it_fails(TRANSLATION_PRECISIONS[precision].autocast)

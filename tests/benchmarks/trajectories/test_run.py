@@ -57,10 +57,18 @@ def test_batches_are_the_same_for_a_seed(task):
     assert not torch.equal(first.targets, other.targets)
 
 
-def test_a_right_kernel_passes_and_a_wrong_one_does_not(monkeypatch):
-    once = functools.cache(train)  # for nn.LSTM, which is the same beside both kernels
+once = functools.cache(train)
+
+
+@pytest.fixture
+def compared_with_one(monkeypatch):
+    """Train nn.LSTM once for all tests, whatever kernel it is beside."""
     called = lambda case, kind, *given: (once if kind == "nn.LSTM" else train)(case, kind, *given)  # noqa: E731
     monkeypatch.setattr("gatewise.benchmarks.trajectories.run.train", called)
+
+
+@pytest.mark.usefixtures("compared_with_one")
+def test_a_right_kernel_passes_and_a_wrong_one_does_not(monkeypatch):
     rows = run_case(SMALL, ["eager", "persistent"], 75, CPU)
     assert [(row["kind"], bool(row["note"]), row["refused"]) for row in rows] == [
         ("nn.LSTM", False, False),
@@ -88,6 +96,7 @@ def test_two_processes_train_together(monkeypatch):
     assert together[1:] != pytest.approx(alone[1:], rel=1e-5)  # the second process has batches of its own
 
 
+@pytest.mark.usefixtures("compared_with_one")
 def test_the_command_records_every_trajectory(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("gatewise.benchmarks.trajectories.__main__.CASES", (SMALL,))
     record = tmp_path / "trajectories.jsonl"
