@@ -36,7 +36,7 @@ def test_the_page_compares_one_launch_for_each_layer_with_other_kernels():
     tiled = [
         ratio
         for problem, ratio in ratios.items()
-        if problem.batch <= 8 and is_tiled(problem.element_bytes, problem.input_size, problem.hidden_size)
+        if problem.batch <= 8 and is_tiled(problem.cell, problem.element_bytes, problem.input_size, problem.hidden_size)
     ]
     for kind, own in (("up to 8 sequences", few), ("9 to 64 sequences", many)):
         faster = sum(ratio > 1 for ratio in own)

@@ -27,10 +27,10 @@ from gatewise.derivation.row import row_code
 from gatewise.kernels.cuda import driver, formats, toolchain
 from gatewise.kernels.stepwise.launch import SOURCES, address
 from gatewise.kernels.stepwise.products import state_dtype
-from gatewise.kernels.stepwise.single_criteria import MOST_PARAMETERS, TILED_UNITS, is_tiled
+from gatewise.kernels.stepwise.single_criteria import MOST_PARAMETERS, MOST_TILED_WARPS, TILED_UNITS, is_tiled
 
 _LANES, _VECTOR_BYTES, _MOST_WARPS = 32, 16, 4
-_TILE_ROWS, _TILE_DEPTH, _MOST_TILE_WARPS = 8, 32, 8  # of products on tensor cores
+_TILE_ROWS, _TILE_DEPTH = 8, 32  # of products on tensor cores
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int
 
 
@@ -162,7 +162,7 @@ class SingleSteps:
             got = f"{matrices // 2} layers with {units} units"
             raise ShapeError(sentence("weights", expectation, got, "Make a new stream of the layer."))
         # Copies are those of one call.
-        own = [_readable(weight, self._shape[1]) for weight in weights]
+        own = [_readable(weight, self.cell, self._shape[1]) for weight in weights]
         copied = any(one is not other for one, other in zip(own, weights, strict=True))
         forms = [(weight.data_ptr(), weight.shape, weight.dtype, True) for weight in own]
         arguments = [
@@ -231,7 +231,7 @@ def single_call(problem: Problem, inputs: Inputs) -> Result:
     with driver.on(device):
         x, h0, c0 = _aligned(inputs.x), _aligned(inputs.h0), _aligned(inputs.c0)
         y, h_n, c_n = x.new_empty(1, batch, problem.hidden_size), torch.empty_like(h0), torch.empty_like(c0)
-        own = [_readable(weight, problem.hidden_size) for weight in inputs.weights]
+        own = [_readable(weight, cell, problem.hidden_size) for weight in inputs.weights]
         weights, number = [weight.data_ptr() for weight in own], problem.weights_per_direction
         misaligned = tuple([address % _VECTOR_BYTES for address in weights])
         # A thread writes the addresses of a call to arguments of its own.
@@ -281,13 +281,13 @@ def _launches_of(
     return found
 
 
-def _readable(weight: Tensor, units: int) -> Tensor:
+def _readable(weight: Tensor, cell: Cell, units: int) -> Tensor:
     """Return a weight whose rows lie one after the other, at an address from which its kernel loads; copy it if needed.
 
     Tensor cores are used where sizes and dtype allow it, whatever the addresses are: the blocks of a step must be the
     same in all steps, because they count themselves.
     """
-    if weight.dim() == 2 and is_tiled(weight.element_size(), weight.shape[1], units):
+    if weight.dim() == 2 and is_tiled(cell, weight.element_size(), weight.shape[1], units):
         return _aligned(weight)
     return weight if weight.is_contiguous() else weight.contiguous()
 
@@ -329,15 +329,15 @@ class Form(NamedTuple):
     warps: int
 
     @classmethod
-    def of(cls, single: Single, itemsize: int) -> Form:
-        """Return the form for the arguments of a layer's step, with values of this number of bytes."""
+    def of(cls, cell: Cell, single: Single, itemsize: int) -> Form:
+        """Return the form for the arguments of a layer's step of a cell, with values of this number of bytes."""
         sizes = (single.input_weights, single.inputs), (single.recurrent_weights, single.units)
         widths = [width_of(pointer or 0, size * itemsize, itemsize) for pointer, size in sizes]
-        if is_tiled(itemsize, single.inputs, single.units):
+        if is_tiled(cell, itemsize, single.inputs, single.units):
             rows = max(_TILE_ROWS, rows_of(single.batch))
             depths = -(-max(single.inputs, single.units) // _TILE_DEPTH)
             # Each thread computes the step of one unit of a sequence.
-            warps = max(warps_of(depths, 1, _MOST_TILE_WARPS), -(-TILED_UNITS * rows // _LANES))
+            warps = max(warps_of(depths, 1, MOST_TILED_WARPS), -(-TILED_UNITS * rows // _LANES))
             return cls(*widths, TILED_UNITS, rows, warps)
         loads = max(single.inputs // widths[0], single.units // widths[1])
         return cls(*widths, 1, rows_of(single.batch), warps_of(loads, _LANES, _MOST_WARPS))
@@ -360,7 +360,7 @@ def _kernel_of(
         device: The device.
         above: Whether the preceding launch is that for the layer below.
     """
-    form = Form.of(single, dtype.itemsize)
+    form = Form.of(cell, single, dtype.itemsize)
     early = above and Device.probe(device).capability >= (9, 0)
     blocks = -(-single.units // form.units)
     shape = driver.Shape((blocks, 1, 1), _LANES * form.warps, 0, cooperative=False, early=early)

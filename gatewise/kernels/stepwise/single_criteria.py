@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from gatewise.cells import LayerNormLSTM, Regularised
+from gatewise.cells import Cell, LayerNormLSTM, Regularised
 from gatewise.contract.criterion import Criterion, Refusal
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
@@ -32,32 +32,40 @@ Each block reads those of all sequences. On an H200, wider layers with more sequ
 TILED_UNITS = 4
 """The number of units of a block whose products tensor cores compute."""
 
+MOST_TILED_WARPS = 8
+"""The largest number of warps of such a block, which share the products."""
+
 _TILED_VALUES = 8
 """The values of a row that a lane loads at once for tensor cores: 16 bytes."""
+
+_MOST_TILED_SUMS = (40 << 10) // (4 * MOST_TILED_WARPS * TILED_UNITS)
+"""The largest number of sums of a unit, of all sequences, that each warp has room for in 40 KiB of shared memory."""
 
 MOST_PARAMETERS = 8
 """The largest number of parameters of a cell, whose addresses are part of a struct."""
 
 
-def is_tiled(itemsize: int, inputs: int, units: int) -> bool:
+def is_tiled(cell: Cell, itemsize: int, inputs: int, units: int) -> bool:
     """Return whether tensor cores compute the products of a layer.
 
     Args:
+        cell: The cell.
         itemsize: The number of bytes of a value.
         inputs: The number of input features.
         units: The number of units.
     """
-    return itemsize == 2 and not (inputs | units) % _TILED_VALUES
+    return itemsize == 2 and not (inputs | units) % _TILED_VALUES and len(cell.sums) * MOST_ROWS <= _MOST_TILED_SUMS
 
 
 def most_rows(problem: Problem) -> int:
     """Return the largest number of sequences for the sizes and the dtype of a call."""
     itemsize, units = problem.element_bytes, problem.hidden_size
-    if not is_tiled(itemsize, problem.input_size, units):
+    if not is_tiled(problem.cell, itemsize, problem.input_size, units):
         return MOST_ROWS
+    fitting = 1 << (_MOST_TILED_SUMS // len(problem.cell.sums)).bit_length() - 1  # compiled for a power of two
     inputs = max(problem.layer_input_size(layer) for layer in range(problem.num_layers))
     of_sequence = -(-units // TILED_UNITS) * (inputs + units) * itemsize
-    return min(MOST_TILED_ROWS, max(MOST_ROWS, _MOST_VECTOR_BYTES // of_sequence))
+    return min(MOST_TILED_ROWS, fitting, max(MOST_ROWS, _MOST_VECTOR_BYTES // of_sequence))
 
 
 _OF_CALLS = (

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gatewise import testing
-from gatewise.cells import GRU, LSTM, RNN, SHIPPED, Averaged, LayerNormLSTM, Regularised
+from gatewise.cells import GRU, LSTM, RNN, SHIPPED, Averaged, Cell, LayerNormLSTM, Regularised
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ShapeError
 from gatewise.contract.problem import Layout, Problem
@@ -110,10 +110,43 @@ TILED_SIZES = ((8, 8), (40, 24), (16, 136), (296, 16))
     ids=str,
 )
 def test_tensor_cores_compute_calls_and_steps_of_more_sequences(cell, dtype, batch, layers, bias, sizes, launched):
-    assert single_criteria.is_tiled(2, *sizes)
+    assert single_criteria.is_tiled(cell, 2, *sizes)
     test_calls_of_one_step_agree_with_the_oracle(cell, dtype, batch, layers, bias, sizes, launched)
     launched.clear()
     test_steps_agree_with_the_oracle(cell, dtype, batch, layers, bias, sizes, launched)
+
+
+class Many(Cell):
+    """A cell with as many sums as `count` says."""
+
+    gates = ()
+
+    def __init__(self, count):
+        self.gates = tuple(f"g{number}" for number in range(count))
+
+    def step(self, gate, state):
+        return torch.tanh(sum(torch.sigmoid(getattr(gate, name)) for name in self.gates) + state.h), {}
+
+    def __eq__(self, other):
+        return type(other) is Many and self.gates == other.gates
+
+    def __hash__(self):
+        return hash(self.gates)
+
+
+@pytest.mark.parametrize(("sums", "most"), [(5, 64), (6, 32), (10, 32), (11, 16), (40, 8), (41, 8)])
+def test_cells_with_many_sums_take_fewer_sequences(sums, most):
+    problem = Problem(1, most, 8, 8, dtype=torch.bfloat16, cell=Many(sums), needs_grad=False)
+    assert not refusals_of(problem, H200)
+    assert refusals_of(problem.replace(batch=most + 1), H200)
+    assert single_criteria.is_tiled(problem.cell, 2, 8, 8) == (sums <= 40)
+    form = single.Form.of(problem.cell, single.Single(batch=most, inputs=512, units=512), 2)
+    assert form.warps * form.units * sums * form.rows * 4 <= 40 << 10
+
+
+@pytest.mark.parametrize(("sums", "batch"), [(7, 17), (13, 9)])
+def test_cells_with_many_sums_agree_with_the_oracle(sums, batch, launched):
+    test_calls_of_one_step_agree_with_the_oracle(Many(sums), torch.bfloat16, batch, 1, True, (40, 24), launched)
 
 
 @pytest.mark.usefixtures("launched")
@@ -130,12 +163,13 @@ def test_a_call_equals_a_step_of_a_stream(cell):
 
 
 @pytest.mark.usefixtures("launched")
-def test_tensors_of_a_call_with_other_strides_and_addresses_are_read():
-    problem, inputs = call(LSTM(), torch.float32, 2, 2, True, (16, 16))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tensors_of_a_call_with_other_strides_and_addresses_are_read(dtype):
+    problem, inputs = call(LSTM(), dtype, 2, 2, True, (16, 16))
     expected = stepwise.forward(problem, inputs)
 
     def moved(tensor):
-        return torch.empty(tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
+        return tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
 
     def turned(tensor):
         return tensor.transpose(-1, -2).contiguous().transpose(-1, -2) if tensor.dim() > 1 else tensor
@@ -151,15 +185,21 @@ def test_tensors_of_a_call_with_other_strides_and_addresses_are_read():
     # Launches that were made for some weights are used for others of the same sizes.
     doubled = inputs._replace(weights=tuple(2 * weight for weight in inputs.weights))
     exact = testing.oracle(problem, doubled)[0]
-    torch.testing.assert_close(stepwise.forward(problem, doubled).y, exact.y.float())
+    torch.testing.assert_close(stepwise.forward(problem, doubled).y, exact.y.to(dtype))
 
 
 @pytest.mark.usefixtures("launched")
 @pytest.mark.parametrize(
-    ("cell", "name"), [(LSTM(), "x"), (LSTM(), "h0"), (LSTM(), "c0"), (GRU(), "x"), (GRU(), "h0")], ids=str
+    ("cell", "name", "dtype", "sizes"),
+    [
+        *[(LSTM(), name, torch.float32, (5, 7)) for name in ("x", "h0", "c0")],
+        *[(GRU(), name, torch.float32, (5, 7)) for name in ("x", "h0")],
+        *[(LSTM(), name, torch.bfloat16, (40, 24)) for name in ("x", "h0", "c0")],
+    ],
+    ids=str,
 )
-def test_nan_in_a_call_stays_in_its_row(cell, name):
-    problem, inputs = call(cell, torch.float32, 3, 2, True, (5, 7))
+def test_nan_in_a_call_stays_in_its_row(cell, name, dtype, sizes):
+    problem, inputs = call(cell, dtype, 3, 2, True, sizes)
     clean, spoiled = stepwise.forward(problem, inputs), getattr(inputs, name).clone()
     spoiled[0, 1] = float("nan")
     found = stepwise.forward(problem, inputs._replace(**{name: spoiled}))
@@ -380,3 +420,16 @@ def test_each_criterion_refuses_what_violates_it():
     assert refusals_of(problem, H200.replace(kind="cpu"))
     for cell in (LayerNormLSTM(), Erf()):
         assert [refusal.quantity for refusal in refusals_of(problem.replace(cell=cell), H200)] == ["cell"]
+
+
+@pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize("name", ["x", "h0"])
+def test_infinity_at_the_beginning_of_a_row_gives_no_nan(name):
+    # A lane whose part of a row is beyond its end must not multiply zeros by values from elsewhere.
+    problem, inputs = call(LSTM(), torch.bfloat16, 3, 1, True, (40, 24))
+    getattr(inputs, name)[0, 1, 0] = torch.inf
+    weights = [weight.abs() + 0.1 for weight in inputs.weights]
+    found = stepwise.forward(problem, inputs._replace(weights=weights))
+    assert found.y.isfinite().all()
+    opened = torch.tanh(inputs.c0[0, 1].float() + 1)  # all gates are open
+    torch.testing.assert_close(found.y[0, 1].float(), opened, rtol=0.02, atol=0.02)
