@@ -1,4 +1,4 @@
-// The products of the rows of a few units of both weight matrices with the inputs and the hidden states of up to 32 sequences,
+// The products of the rows of a few units of both weight matrices with the inputs and the hidden states of up to 64 sequences,
 // on tensor cores: for factors of 16 bits, in rows of a multiple of 16 bytes.
 //
 // A warp multiplies 32 values of all rows at once: the four lanes that share a row load 16 bytes each. These are the values of
