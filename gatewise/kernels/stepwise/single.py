@@ -287,9 +287,12 @@ def _readable(weight: Tensor, cell: Cell, units: int) -> Tensor:
     Tensor cores are used where sizes and dtype allow it, whatever the addresses are: the blocks of a step must be the
     same in all steps, because they count themselves.
     """
-    if weight.dim() == 2 and is_tiled(cell, weight.element_size(), weight.shape[1], units):
-        return _aligned(weight)
-    return weight if weight.is_contiguous() else weight.contiguous()
+    if not weight.is_contiguous():
+        weight = weight.contiguous()
+    misaligned = weight.data_ptr() % _VECTOR_BYTES and weight.dim() == 2
+    if misaligned and is_tiled(cell, weight.element_size(), weight.shape[1], units):
+        return weight.clone()
+    return weight
 
 
 def _aligned(tensor: Tensor) -> Tensor:
