@@ -344,10 +344,11 @@ def rows_read(loss: torch.Tensor, tables: Iterable[torch.Tensor]) -> list[torch.
     for node, leaf in _reads_of_leaves(loss):
         if node.name() == _REENTRANT_CHECKPOINT:  # it hides a part of the graph
             used_otherwise.update(lookups)
-        elif leaf in lookups and node.name() == _LOOK_UP:
-            lookups[leaf].append(node._saved_indices.flatten().long())
-        elif leaf in lookups:
-            used_otherwise.add(leaf)
+        elif leaf is not None and leaf in lookups:
+            if node.name() == _LOOK_UP:
+                lookups[leaf].append(node._saved_indices.flatten().long())
+            else:
+                used_otherwise.add(leaf)
     return [None if not found or table in used_otherwise else torch.cat(found) for table, found in lookups.items()]
 
 

@@ -334,16 +334,16 @@ class Form(NamedTuple):
     @classmethod
     def of(cls, cell: Cell, single: Single, itemsize: int) -> Form:
         """Return the form for the arguments of a layer's step of a cell, with values of this number of bytes."""
-        sizes = (single.input_weights, single.inputs), (single.recurrent_weights, single.units)
-        widths = [width_of(pointer or 0, size * itemsize, itemsize) for pointer, size in sizes]
+        input_width = width_of(single.input_weights or 0, single.inputs * itemsize, itemsize)
+        width = width_of(single.recurrent_weights or 0, single.units * itemsize, itemsize)
         if is_tiled(cell, itemsize, single.inputs, single.units):
             rows = max(_TILE_ROWS, rows_of(single.batch))
             depths = -(-max(single.inputs, single.units) // _TILE_DEPTH)
             # Each thread computes the step of one unit of a sequence.
             warps = max(warps_of(depths, 1, MOST_TILED_WARPS), -(-TILED_UNITS * rows // _LANES))
-            return cls(*widths, TILED_UNITS, rows, warps)
-        loads = max(single.inputs // widths[0], single.units // widths[1])
-        return cls(*widths, 1, rows_of(single.batch), warps_of(loads, _LANES, _MOST_WARPS))
+            return cls(input_width, width, TILED_UNITS, rows, warps)
+        loads = max(single.inputs // input_width, single.units // width)
+        return cls(input_width, width, 1, rows_of(single.batch), warps_of(loads, _LANES, _MOST_WARPS))
 
     def macros(self, dtype: torch.dtype) -> dict[str, int]:
         """Return the macros with which single.cu is compiled."""
