@@ -5,7 +5,8 @@ to three times as long, and fill each part of the padding in a launch of its own
 """
 
 # Triton's compiler would interpret annotations as types.
-# pyright: reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false, reportPossiblyUnbound=false
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false
+# pyright: reportPossiblyUnboundVariable=false
 # Triton comes with PyTorch's builds for GPUs alone.
 # pyright: reportMissingImports=false
 # ruff: noqa: ANN001, ANN201
