@@ -16,7 +16,7 @@ from gatewise.data import PairBatches, ParallelText, build_vocabularies
 from gatewise.feeding.builds import Compilation
 from gatewise.kernels.persistent.launches import Launch, builds
 from gatewise.kernels.persistent.launches.auxiliary import Copying
-from gatewise.models import LanguageModel, Seq2Seq, fused_softmax
+from gatewise.models import LanguageModel, Seq2Seq, fused_rows, fused_softmax
 from gatewise.selection import explain
 
 H200 = Device.named("h200")
@@ -68,7 +68,10 @@ def test_the_triton_kernels_of_training_evaluation_and_search_are_compiled_ahead
     def found(calls):
         every = [each for each in translation_builds(calls, "bfloat16", H200) if isinstance(each, TritonLaunch)]
         softmax = [each.constants for each in every if each.function is fused_softmax._FUNCTION]
-        return {each.function for each in every} - {fused_softmax._FUNCTION}, softmax
+        rows = [each.constants["SCALES"] for each in every if each.function is fused_rows._FUNCTION]
+        around = [False, False, True] if softmax and softmax[0]["GRADIENT"] else [False, False]
+        assert rows == (around if softmax else [])
+        return {each.function for each in every} - {fused_softmax._FUNCTION, fused_rows._FUNCTION}, softmax
 
     gradients = programs("short_gradient", "input_gradient", "parameter_gradient")
     forward = programs("score", "context")
