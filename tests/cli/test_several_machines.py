@@ -121,8 +121,10 @@ def test_two_agents_train_as_one(tmp_path, text, workers):
     assert f"{2 * workers} processes" in printed(tmp_path)
 
 
+# In `make test` torchrun starts the processes of one agent again: tests/cli/test_train_lm.py.
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("which", [0, 1])
 def test_a_killed_worker_of_one_agent_costs_the_steps_since_the_checkpoint(tmp_path, text, which):
     words = ["--epochs", "3"]
     with agents(tmp_path, text, 1, *words, "--output", "run", restarts=1) as started:

@@ -196,7 +196,9 @@ def test_autocast_converts_the_masked_matrices(kind):
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["lstm", pytest.param("gru", marks=pytest.mark.exhaustive), "lstm recurrent"])
+@pytest.mark.parametrize(
+    "kind", [*[pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("lstm", "gru")], "lstm recurrent"]
+)
 def test_compiled_in_one_graph(kind):
     torch.compiler.reset()
     layer, x = layer_of(kind, num_layers=2), x_of()

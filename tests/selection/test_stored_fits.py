@@ -62,7 +62,10 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "damage",
+    ["overwritten", *[pytest.param(name, marks=pytest.mark.exhaustive) for name in DAMAGES if name != "overwritten"]],
+)
 def test_a_damaged_file_is_replaced(folder, damage):
     first = predictions()
     (file,) = folder.iterdir()

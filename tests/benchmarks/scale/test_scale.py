@@ -112,9 +112,10 @@ def test_a_run_on_one_and_two_processes_and_its_report(tmp_path: Path) -> None:
         pytest.param(1, [], marks=pytest.mark.exhaustive),
         pytest.param(2, [], marks=pytest.mark.exhaustive),
         # The rows that send bfloat16 are compared with others, which takes as long as these.
-        (2, ["gatewise train nmt", "gatewise train nmt, rows"]),
+        pytest.param(2, ["gatewise train nmt", "gatewise train nmt, rows"], marks=pytest.mark.exhaustive),
+        (1, ["gatewise train nmt"]),
     ],
-    ids=["one", "two", "two, named"],
+    ids=["one", "two", "two, named", "one, named"],
 )
 def test_translation_on_one_or_two_processes_and_its_report(tmp_path: Path, count: int, names: list[str]) -> None:
     options = ["--processes", str(count), "--batch", "3", "--runs", "1"]
@@ -137,8 +138,9 @@ def test_translation_on_one_or_two_processes_and_its_report(tmp_path: Path, coun
     assert "B 3 each, fp32**, target words/s (efficiency) by the number of processes:" in page.read_text()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("model", ["lm", pytest.param("nmt", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("model", ["lm", "nmt"])
 def test_all_other_rows_have_the_losses_of_the_first(tmp_path: Path, model: str) -> None:
     sharded = hasattr(torch.cpu.Stream, "record_event")  # PyTorch 2.6 cannot divide a model between CPUs
     others = [way for way in TRAININGS[model].ways.others if sharded or "fully_shard" not in way.name]

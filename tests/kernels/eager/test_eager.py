@@ -98,7 +98,11 @@ def test_autograd_of_the_differentiable_pass_gives_the_kernels_gradients(layout)
         torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("layout", [Layout.DENSE, Layout.HOST_LENGTHS], ids=lambda layout: layout.name)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(Layout.DENSE, marks=pytest.mark.exhaustive), Layout.HOST_LENGTHS],
+    ids=lambda layout: layout.name,
+)
 def test_the_differentiable_pass_has_second_derivatives(layout):
     problem = Problem(3, 3, 2, 2, num_layers=2, bidirectional=True, dropout=0.3, dtype=torch.float64, layout=layout)
     inputs = testing.make_inputs(problem)

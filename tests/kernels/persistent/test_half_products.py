@@ -89,7 +89,7 @@ def sources(monkeypatch):
     "options",
     [
         pytest.param({}, marks=pytest.mark.exhaustive),
-        {"bidirectional": True, "num_layers": 2, **RAGGED},
+        pytest.param({"bidirectional": True, "num_layers": 2, **RAGGED}, marks=pytest.mark.exhaustive),
         {"bidirectional": True, "resets": True, **RAGGED},
         {"bidirectional": True, "hidden_size": 13, "input_size": 31, "cell": GRU(), "bias": False},
         pytest.param({"hidden_size": 16, "cell": GRU()}, marks=pytest.mark.exhaustive),
