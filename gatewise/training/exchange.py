@@ -35,11 +35,11 @@ class GradientExchange:
     """Replaces the gradients of each process by their means, which are bitwise equal in all processes.
 
     A gradient of `LARGE_BYTES` or more is sent as soon as the backward pass has accumulated it, while the pass goes on
-    with others. On a GPU, it waits for the work that computes this gradient (see `early_gradients`), and not for all
-    that the pass has launched by then. The order is the same in all processes, that of the weights from the last to the
-    first, in which a backward pass usually ends with them: a gradient that is ready before its turn waits for those
-    before it, and what no turn has come for when the pass ends is sent then. Small gradients are sent together at the
-    end.
+    with others. In a step that is captured as a CUDA graph, it waits for the work that computes this gradient (see
+    `early_gradients`), and not for all that the pass has launched by then. The order is the same in all processes, that
+    of the weights from the last to the first, in which a backward pass usually ends with them: a gradient that is ready
+    before its turn waits for those before it, and what no turn has come for when the pass ends is sent then. Small
+    gradients are sent together at the end.
 
     Args:
         processes: The processes.
@@ -100,12 +100,13 @@ class GradientExchange:
         trained = [each for each in reversed(weights) if each.requires_grad and each not in self._rows]
         large = [each for each in trained if each.nbytes >= LARGE_BYTES]
         self._turns = Turns(large, self._start)
-        early = self._processes.device.type == "cuda" and not self._bfloat16
-        self._read_once = weights_read_once(loss, large) if early else set()
-        hooks = [weight.register_post_accumulate_grad_hook(self._turns.ready) for weight in large]
         captured = _is_captured(self._processes.device)  # then nothing is sent
+        # A step that is launched from Python gains little, and the autograd graph may be large.
+        self._read_once = weights_read_once(loss, large) if captured and not self._bfloat16 else set()
+        hooks = [weight.register_post_accumulate_grad_hook(self._turns.ready) for weight in large]
+        early = early_gradients.noted() if self._read_once else contextlib.nullcontext(EarlyGradients())
         try:
-            with early_gradients.noted() as self._early:
+            with early as self._early:
                 yield
         except BaseException:
             self._broken = not captured and (self._turns.begun or bool(self._rows))
