@@ -17,8 +17,9 @@ _WORD = 16  # bytes, the most that a thread loads at once
 
 def can_copy(matrix: Tensor, to: torch.dtype) -> bool:
     """Return whether `widen` and `scale` can copy a matrix to this dtype."""
-    wide = max(matrix.itemsize, to.itemsize) > 4 or not (matrix.is_floating_point() and to.is_floating_point)
-    return matrix.is_cuda and matrix.stride(1) == 1 and not wide and Device.probe(matrix.device).triton
+    # The program computes in float32.
+    in_float32 = all(each.is_floating_point and each.itemsize <= 4 for each in (matrix.dtype, to))
+    return matrix.is_cuda and matrix.stride(1) == 1 and in_float32 and Device.probe(matrix.device).triton
 
 
 def widen(matrix: Tensor, column: Tensor, into: Tensor) -> None:
