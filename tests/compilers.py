@@ -3,6 +3,8 @@
 import functools
 import importlib.metadata
 import importlib.util
+import os
+import sys
 
 import numpy
 
@@ -43,6 +45,27 @@ def runs_triton():
     import torch
 
     return interprets() or (torch.cuda.is_available() and importlib.util.find_spec("triton") is not None)
+
+
+def device_of_programs():
+    """Return the device on which a file of tests runs programs in Triton's language, as a parameter of its tests.
+
+    Without a GPU the interpreter runs them, which has to be asked for before Triton loads. Where it cannot, the file is
+    skipped.
+    """
+    import pytest
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.importorskip("triton")
+        return pytest.param("cuda", marks=pytest.mark.gpu)
+    if interprets() and "triton" not in sys.modules:
+        os.environ["TRITON_INTERPRET"] = "1"
+    pytest.importorskip("triton")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        reason = "Triton is loaded without its interpreter, or the interpreter does not know this NumPy"
+        pytest.skip(reason, allow_module_level=True)
+    return "cpu"
 
 
 @functools.cache

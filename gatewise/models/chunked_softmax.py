@@ -216,7 +216,7 @@ class _WeightedLoss(torch.autograd.Function):
 
 def _scaled(sums: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return sums times a factor, converted to a dtype and multiplied in the wider of the two dtypes."""
-    if dtype == torch.float32 and sums.ndim == 2 and fused_rows.can_copy(sums, dtype):
+    if dtype == torch.float32 and not sums.is_contiguous() and sums.ndim == 2 and fused_rows.can_copy(sums, dtype):
         scaled = sums.new_empty(sums.shape, dtype=dtype)
         fused_rows.scale(sums, factor, scaled)
         return scaled

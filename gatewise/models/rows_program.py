@@ -1,7 +1,7 @@
 """A Triton kernel that copies the rows of a matrix to rows of another size, one program per row.
 
-PyTorch's operators copy single numbers where rows have another distance or another dtype in the copy, which takes two
-to three times as long, and fill each part of the padding in a launch of its own.
+PyTorch's operators copy single numbers where rows have another distance and another dtype in the copy, and fill each
+part of the padding in a launch of its own.
 """
 
 # Triton's compiler would interpret annotations as types.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -65,6 +64,10 @@ class GradientExchange:
         self._turns = Turns((), _nothing_to_start)
         self._early = EarlyGradients()
         self._read_once: set[torch.Tensor] = set()
+        # No work is on it: collectives have a stream of their own, which waits for that on which they are called. It is
+        # made here, because nothing should be made while a step is captured.
+        on_gpu = processes.count > 1 and processes.device.type == "cuda"
+        self._stream = torch.cuda.Stream(processes.device) if on_gpu else None
         self._broken = False
         self._shapes: Hashable = None
         self._known: dict[tuple[Hashable, int], tuple[int, ...]] = {}
@@ -151,18 +154,12 @@ class GradientExchange:
         gradient = _gradient(weight)
         computed = self._early.event_of(gradient) if weight in self._read_once else None
         with torch.no_grad():
-            if computed is None:
+            if computed is None or self._stream is None:
                 return self._processes.start_average([gradient], bfloat16=self._bfloat16)
-            return self._start_at(computed, gradient)
+            return self._start_at(computed, gradient, self._stream)
 
-    @functools.cached_property
-    def _stream(self) -> torch.cuda.Stream:
-        # No work is on it: collectives have a stream of their own, which waits for that on which they are called.
-        return torch.cuda.Stream(self._processes.device)
-
-    def _start_at(self, computed: torch.cuda.Event, gradient: torch.Tensor) -> Finish:
+    def _start_at(self, computed: torch.cuda.Event, gradient: torch.Tensor, stream: torch.cuda.Stream) -> Finish:
         """Send a gradient when the event has happened, instead of at the end of the current stream's work."""
-        stream = self._stream
         stream.wait_event(computed)
         with torch.cuda.stream(stream):
             finish = self._processes.start_average([gradient])

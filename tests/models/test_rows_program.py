@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 import pytest
 import torch
 
-from tests.compilers import interprets
+from tests.compilers import device_of_programs
 
-# The interpreter has to be asked for before Triton loads.
-_ON_GPU = torch.cuda.is_available()
-if not _ON_GPU and interprets() and "triton" not in sys.modules:
-    os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton")
-if not _ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip(
-        "Triton is loaded without its interpreter, or the interpreter does not know this NumPy", allow_module_level=True
-    )
-
-DEVICE = pytest.param("cuda", marks=pytest.mark.gpu) if _ON_GPU else "cpu"
-pytestmark = pytest.mark.parametrize("device", [DEVICE])
+pytestmark = pytest.mark.parametrize("device", [device_of_programs()])
 
 SIZES = [(1, 1), (3, 7), (5, 650), (2, 1500), (4, 1024), (2, 2049)]
 DTYPES = [

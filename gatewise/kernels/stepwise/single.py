@@ -11,7 +11,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -24,13 +24,12 @@ from gatewise.contract.saved import Inputs, Result
 from gatewise.contract.weights import DirectionWeights, by_direction
 from gatewise.derivation.fused import carried_states
 from gatewise.derivation.row import row_code
-from gatewise.kernels.cuda import driver, formats, toolchain
+from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.stepwise.launch import SOURCES, address
 from gatewise.kernels.stepwise.products import state_dtype
-from gatewise.kernels.stepwise.single_criteria import MOST_PARAMETERS, MOST_TILED_WARPS, TILED_UNITS, is_tiled
+from gatewise.kernels.stepwise.single_criteria import MOST_PARAMETERS, is_tiled
+from gatewise.kernels.stepwise.single_form import LANES, VECTOR_BYTES, Form
 
-_LANES, _VECTOR_BYTES, _MOST_WARPS = 32, 16, 4
-_TILE_ROWS, _TILE_DEPTH = 8, 32  # of products on tensor cores
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int
 
 
@@ -193,7 +192,7 @@ class SingleSteps:
             with torch.cuda.device(device):
                 return self.step(x)
         place = x.data_ptr()
-        if place % _VECTOR_BYTES or not x.is_contiguous():
+        if place % VECTOR_BYTES or not x.is_contiguous():
             x = x.clone(memory_format=torch.contiguous_format)
             place = x.data_ptr()
         y = x.new_empty(*self._shape)  # PyTorch reads two integers faster than a tuple
@@ -233,7 +232,7 @@ def single_call(problem: Problem, inputs: Inputs) -> Result:
         y, h_n, c_n = x.new_empty(1, batch, problem.hidden_size), torch.empty_like(h0), torch.empty_like(c0)
         own = [_readable(weight, cell, problem.hidden_size) for weight in inputs.weights]
         weights, number = [weight.data_ptr() for weight in own], problem.weights_per_direction
-        misaligned = tuple([address % _VECTOR_BYTES for address in weights])
+        misaligned = tuple([address % VECTOR_BYTES for address in weights])
         # A thread writes the addresses of a call to arguments of its own.
         launches = _launches_of(problem, device, misaligned, threading.get_ident())
         plain = number - len(cell.parameters)
@@ -289,7 +288,7 @@ def _readable(weight: Tensor, cell: Cell, units: int) -> Tensor:
     """
     if not weight.is_contiguous():
         weight = weight.contiguous()
-    misaligned = weight.data_ptr() % _VECTOR_BYTES and weight.dim() == 2
+    misaligned = weight.data_ptr() % VECTOR_BYTES and weight.dim() == 2
     if misaligned and is_tiled(cell, weight.element_size(), weight.shape[1], units):
         return weight.clone()
     return weight
@@ -298,7 +297,7 @@ def _readable(weight: Tensor, cell: Cell, units: int) -> Tensor:
 def _aligned(tensor: Tensor) -> Tensor:
     """Return a tensor that is contiguous and aligned for vector loads; copy it only if necessary."""
     tensor = tensor.contiguous()
-    return tensor.clone() if tensor.data_ptr() % _VECTOR_BYTES else tensor
+    return tensor.clone() if tensor.data_ptr() % VECTOR_BYTES else tensor
 
 
 def _single(vectors: int | None, weights: DirectionWeights, batch: int, is_last: bool) -> Single:
@@ -314,43 +313,6 @@ def _single(vectors: int | None, weights: DirectionWeights, batch: int, is_last:
     )
 
 
-class Form(NamedTuple):
-    """What single.cu is compiled for, besides the cell and the dtype.
-
-    Attributes:
-        input_width: The number of values of a row of the input weights that one instruction loads.
-        width: The same of the recurrent weights.
-        units: The number of units of a block: one, or several whose products tensor cores compute.
-        rows: The number of sequences.
-        warps: The number of warps of a block.
-    """
-
-    input_width: int
-    width: int
-    units: int
-    rows: int
-    warps: int
-
-    @classmethod
-    def of(cls, cell: Cell, single: Single, itemsize: int) -> Form:
-        """Return the form for the arguments of a layer's step of a cell, with values of this number of bytes."""
-        input_width = width_of(single.input_weights or 0, single.inputs * itemsize, itemsize)
-        width = width_of(single.recurrent_weights or 0, single.units * itemsize, itemsize)
-        if is_tiled(cell, itemsize, single.inputs, single.units):
-            rows = max(_TILE_ROWS, rows_of(single.batch))
-            depths = -(-max(single.inputs, single.units) // _TILE_DEPTH)
-            # Each thread computes the step of one unit of a sequence.
-            warps = max(warps_of(depths, 1, MOST_TILED_WARPS), -(-TILED_UNITS * rows // _LANES))
-            return cls(input_width, width, TILED_UNITS, rows, warps)
-        loads = max(single.inputs // input_width, single.units // width)
-        return cls(input_width, width, 1, rows_of(single.batch), warps_of(loads, _LANES, _MOST_WARPS))
-
-    def macros(self, dtype: torch.dtype) -> dict[str, int]:
-        """Return the macros with which single.cu is compiled."""
-        sizes = {"INPUT_WIDTH": self.input_width, "WIDTH": self.width, "UNITS": self.units, "ROWS": self.rows}
-        return formats.macros(dtype) | sizes | {"WARPS": self.warps, "MOST_PARAMETERS": MOST_PARAMETERS}
-
-
 def _kernel_of(
     cell: Cell, dtype: torch.dtype, single: Single, device: torch.device, *, above: bool
 ) -> tuple[bytes, driver.Shape]:
@@ -363,44 +325,12 @@ def _kernel_of(
         device: The device.
         above: Whether the preceding launch is that for the layer below.
     """
-    form = Form.of(cell, single, dtype.itemsize)
+    matrices = (single.input_weights or 0, single.inputs), (single.recurrent_weights or 0, single.units)
+    form = Form.of(cell, dtype.itemsize, single.batch, *matrices)
     early = above and Device.probe(device).capability >= (9, 0)
     blocks = -(-single.units // form.units)
-    shape = driver.Shape((blocks, 1, 1), _LANES * form.warps, 0, cooperative=False, early=early)
+    shape = driver.Shape((blocks, 1, 1), LANES * form.warps, 0, cooperative=False, early=early)
     return _binary(cell, dtype, form, device), shape
-
-
-def width_of(pointer: int, row_bytes: int, itemsize: int) -> int:
-    """Return the number of values of a row that one instruction can load.
-
-    Args:
-        pointer: The address of the first row.
-        row_bytes: The size of a row in bytes.
-        itemsize: The size of a value in bytes.
-    """
-    width = _VECTOR_BYTES // itemsize
-    while width > 1 and (pointer | row_bytes) % (width * itemsize):
-        width //= 2
-    return width
-
-
-def rows_of(batch: int) -> int:
-    """Return the number of sequences for which the kernel is compiled: the next power of two."""
-    return 1 << (batch - 1).bit_length()
-
-
-def warps_of(loads: int, of_warp: int, most: int) -> int:
-    """Return the number of warps of a block, which share the rows of its units: as many as have something to load.
-
-    Args:
-        loads: The number of loads of a row.
-        of_warp: The number of them that a warp does at once.
-        most: The largest number of warps.
-    """
-    warps = 1
-    while warps < most and loads > warps * of_warp:
-        warps *= 2
-    return warps
 
 
 @functools.lru_cache(maxsize=256)

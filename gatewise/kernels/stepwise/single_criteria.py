@@ -25,8 +25,8 @@ MOST_TILED_ROWS = 64
 _MOST_VECTOR_BYTES = 32 << 20
 """The largest number of bytes of inputs and hidden states that all blocks together read.
 
-Each block reads those of all sequences. On an H200, wider layers with more sequences take more time than with cuDNN
-(sizes of 256 to 2048 with 1 to 64 sequences in bfloat16, in a CUDA graph).
+Each block reads those of all sequences. On an H200, wider layers with more sequences mostly take more time than with
+cuDNN (`benchmarks/results/single_steps.jsonl`: sizes of 256 to 2048 with 1 to 64 sequences).
 """
 
 TILED_UNITS = 4
@@ -39,7 +39,7 @@ _TILED_VALUES = 8
 """The values of a row that a lane loads at once for tensor cores: 16 bytes."""
 
 _MOST_TILED_SUMS = (40 << 10) // (4 * MOST_TILED_WARPS * TILED_UNITS)
-"""The largest number of sums of a unit, of all sequences, that each warp has room for in 40 KiB of shared memory."""
+"""The largest number of sums of a unit, those of all sequences together, for which 40 KiB of shared memory suffice."""
 
 MOST_PARAMETERS = 8
 """The largest number of parameters of a cell, whose addresses are part of a struct."""

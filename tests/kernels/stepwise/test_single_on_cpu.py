@@ -13,7 +13,7 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs
 from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.cuda import driver
-from gatewise.kernels.stepwise import single, single_criteria
+from gatewise.kernels.stepwise import single, single_criteria, single_form
 from gatewise.kernels.stepwise.kernel import stepwise
 from gatewise.kernels.stepwise.products import state_dtype
 from gatewise.kernels.stepwise.single_criteria import CRITERIA, is_single_call, refusals_of
@@ -140,7 +140,7 @@ def test_cells_with_many_sums_take_fewer_sequences(sums, most):
     assert not refusals_of(problem, H200)
     assert refusals_of(problem.replace(batch=most + 1), H200)
     assert single_criteria.is_tiled(problem.cell, 2, 8, 8) == (sums <= 40)
-    form = single.Form.of(problem.cell, single.Single(batch=most, inputs=512, units=512), 2)
+    form = single_form.Form.of(problem.cell, 2, most, (0, 512), (0, 512))
     assert form.warps * form.units * sums * form.rows * 4 <= 40 << 10
 
 
@@ -388,14 +388,23 @@ def test_weights_of_another_size_than_the_states_are_refused():
 
 
 def test_the_width_follows_sizes_and_addresses():
-    assert [single.width_of(1024, 2 * size, 2) for size in (128, 4, 6, 7)] == [8, 4, 2, 1]
-    assert [single.width_of(1024 + offset, 128, 2) for offset in (16, 8, 4, 2)] == [8, 4, 2, 1]
-    assert [single.width_of(1024, 128, itemsize) for itemsize in (4, 8)] == [4, 2]
+    assert [single_form.width_of(1024, 2 * size, 2) for size in (128, 4, 6, 7)] == [8, 4, 2, 1]
+    assert [single_form.width_of(1024 + offset, 128, 2) for offset in (16, 8, 4, 2)] == [8, 4, 2, 1]
+    assert [single_form.width_of(1024, 128, itemsize) for itemsize in (4, 8)] == [4, 2]
 
 
 def test_warps_share_the_rows_of_a_unit_if_one_would_load_several_times():
-    assert [single.warps_of(loads, 32, 4) for loads in (1, 32, 33, 64, 65, 128, 129, 4096)] == [1, 1, 2, 2, 4, 4, 4, 4]
-    assert [single.rows_of(batch) for batch in range(1, 9)] == [1, 2, 4, 4, 8, 8, 8, 8]
+    assert [single_form.warps_of(loads, 32, 4) for loads in (1, 32, 33, 64, 65, 128, 129, 4096)] == [
+        1,
+        1,
+        2,
+        2,
+        4,
+        4,
+        4,
+        4,
+    ]
+    assert [single_form.rows_of(batch) for batch in range(1, 9)] == [1, 2, 4, 4, 8, 8, 8, 8]
 
 
 def test_each_criterion_refuses_what_violates_it():
