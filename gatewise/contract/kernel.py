@@ -174,6 +174,14 @@ class Kernel(Protocol):
         """Return whether a backward pass consumes `Result.kept`, so that another one must repeat the forward pass."""
         ...
 
+    def factor_widths(self, problem: Problem) -> tuple[int, ...]:
+        """Return the widths F of the factors [T * B, F] that a backward pass can leave to a receiver.
+
+        See `gatewise.contract.token_factors`. The gradients are those of the input weights and the recurrent weights of
+        each direction of one layer. Empty if the kernel computes the gradients of this problem itself in any case.
+        """
+        ...
+
     def criteria(self) -> Sequence[Criterion]:
         """Return all criteria, in the order in which they are printed."""
         ...

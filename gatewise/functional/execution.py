@@ -17,14 +17,16 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from gatewise.cells import Cell
+from gatewise.contract import token_factors
 from gatewise.contract.budget import check_memory_budget
 from gatewise.contract.capture import state as state_of_capture
-from gatewise.contract.data_parallel import reserved
+from gatewise.contract.data_parallel import multiprocessors_left, reserved
 from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result, Versions, check_versions, versions_of
 from gatewise.contract.second_derivatives import differentiable_gradients
+from gatewise.contract.token_factors import TokenFactors
 from gatewise.contract.weights import copied_together
 from gatewise.functional.arguments import check_options, check_tensors
 from gatewise.functional.batched_gradients import one_by_one
@@ -286,6 +288,8 @@ class _Recurrence(torch.autograd.Function):
         ctx.call = (plan, ragged, len(weights), len(inputs.masks))
         ctx.parameters = (weights, versions_of(weights)) if plan.problem.float32_gradients else None
         ctx.spent = False
+        if multiprocessors_left.get() is not None:
+            ctx.token_factors = _token_factors(plan, inputs, len(weights))
         ctx.set_materialize_grads(False)
         return y, h_n, c_n
 
@@ -324,9 +328,24 @@ def _backward(ctx: Any, gradients: Sequence[Tensor | None], follows: bool) -> Se
         # The initial states stand in the place of the final ones, which no backward pass reads.
         result = Result(y, h0, c0, tuple([tensor.clone() for tensor in kept] if again else kept))
     needs = _ALL if all(wanted) else Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))
-    dx, dh0, dc0, dweights = passes.backward(plan.problem, inputs, result, above, needs)
+    with token_factors.received(ctx):
+        dx, dh0, dc0, dweights = passes.backward(plan.problem, inputs, result, above, needs)
     ctx.spent = plan.single_use and not again
     return dx, dh0, dc0, *dweights
+
+
+def _token_factors(plan: Plan, inputs: Inputs, weights: int) -> TokenFactors | None:
+    """Return the factors that the backward pass of a call can leave in place of gradients."""
+    problem, kernel = plan.problem, kernel_named(plan.kernel)
+    widths = kernel.factor_widths(problem) if problem.layout in kernel.layouts else ()
+    if not widths:
+        return None
+    # In `next_functions`, those of a direction follow x, h0 and c0: first its input weights and its recurrent weights.
+    each = weights // problem.num_directions
+    places = tuple([3 + direction * each + place for direction in range(problem.num_directions) for place in (0, 1)])
+    tokens, values = problem.time * problem.batch, sum([inputs.weights[place - 3].numel() for place in places])
+    wide = torch.float32 if problem.float32_gradients else problem.dtype
+    return TokenFactors(tokens, widths, problem.dtype, places, wide, flops=2 * tokens * values)
 
 
 def _layout_of(

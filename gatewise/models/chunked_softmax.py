@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gatewise.contract import token_factors
+from gatewise.contract.data_parallel import multiprocessors_left
 from gatewise.contract.device import Device, tf32_products_allowed
 from gatewise.contract.second_derivatives import once_differentiable
+from gatewise.contract.token_factors import FactorReceiver, TokenFactors
 from gatewise.contract.triton_kernels import TritonLaunch
 from gatewise.models import fused_rows, fused_softmax
 from gatewise.models.softmax import ONCE, is_plain, product_dtype, token_losses
@@ -180,6 +186,10 @@ class _WeightedLoss(torch.autograd.Function):
         sums = _Sums(numbers if count > chunk_rows else dtype)
         room = columns.new_empty(min(chunk_rows, count), len(columns))
         softmax = _softmax(room)
+        # Processes may exchange the factors of this product instead of the gradient, which is known after this pass.
+        several = multiprocessors_left.get() is not None
+        postponed = several and count <= chunk_rows and all(of_weights) and dtype == torch.bfloat16
+        left: tuple[Tensor, ...] = ()
         for first in range(0, count, chunk_rows):
             these = slice(first, min(first + chunk_rows, count))
             part, share = hidden[these], relative[these]
@@ -193,25 +203,88 @@ class _WeightedLoss(torch.autograd.Function):
             softmax(wide[:, :vocabulary], targets[these], losses[these], smoothing, gradient=gradient)
             if hidden_gradient is not None:
                 torch.mul((wide @ columns)[:, :size], share, out=hidden_gradient[these])
-            if any(of_weights):
+            if postponed:
+                left = wide, rows, share
+            elif any(of_weights):
                 sums.add(wide, rows, share.to(dtype), with_bias=not wider)
-        ctx.save_for_backward(scale, hidden_gradient, sums.weight, sums.bias)
+        if postponed:
+            ctx.token_factors = _token_factors(weight, *left[:2], with_bias=wider)
+        ctx.save_for_backward(scale, hidden_gradient, sums.weight, sums.bias, *left)
         ctx.forms = size, vocabulary, hidden.dtype, weight.dtype, bias.dtype
         return (losses * shares).sum()
 
     @staticmethod
     @once_differentiable(*ONCE)
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        scale, hidden_gradient, weight_sum, bias_sum = ctx.saved_tensors
+        scale, hidden_gradient, weight_sum, bias_sum, *left = ctx.saved_tensors
         size, vocabulary, *dtypes = ctx.forms
         factor = gradient * scale
         of_hidden = of_weight = of_bias = None
         if hidden_gradient is not None:
             of_hidden = _scaled(hidden_gradient, factor, dtypes[0])
+        receiver = token_factors.receiver_of(ctx)
+        if left and receiver is not None:
+            of_weight, of_bias = _leave_factors(receiver, factor, size, vocabulary, dtypes[1:], *left)
+            return of_hidden, of_weight, of_bias, *(None,) * 6
+        if left:
+            scores, rows, share = left
+            sums = _Sums(rows.dtype)
+            sums.add(scores, rows, share.to(rows.dtype), with_bias=rows.shape[1] == size)
+            weight_sum, bias_sum = sums.weight, sums.bias
         if weight_sum is not None:
             of_weight = _scaled(weight_sum[:vocabulary, :size], factor, dtypes[1])
             of_bias = _scaled(weight_sum[:vocabulary, size] if bias_sum is None else bias_sum, factor, dtypes[2])
         return of_hidden, of_weight, of_bias, *(None,) * 6
+
+
+def _token_factors(weight: Tensor, scores: Tensor, rows: Tensor, *, with_bias: bool) -> TokenFactors:
+    """Return the factors of the gradient of W, whose first column beyond the hidden rows may be the bias."""
+    widths = scores.shape[1], rows.shape[1]
+    # In `next_functions`, W and b follow the hidden rows.
+    return TokenFactors(
+        len(rows), widths, rows.dtype, (1, 2)[: 1 + with_bias], weight.dtype, flops=2 * len(rows) * math.prod(widths)
+    )
+
+
+def _leave_factors(
+    receiver: FactorReceiver,
+    factor: Tensor,
+    size: int,
+    vocabulary: int,
+    dtypes: Sequence[torch.dtype],
+    scores: Tensor,
+    rows: Tensor,
+    share: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Leave the factors of the gradient of W, and return the gradients of W and b, of which W has no values yet.
+
+    If the bias is a column of the rows, its gradient is a part of the same product.
+    """
+    with_bias = rows.shape[1] > size
+    of_scores, of_rows = receiver.new(rows)
+    of_scores.copy_(scores)
+    torch.mul(rows, share * factor * receiver.scale, out=of_rows)
+    gradients = [rows.new_empty(vocabulary, size, dtype=dtypes[0])]
+    if with_bias:
+        gradients.append(rows.new_empty(vocabulary, dtype=dtypes[1]))
+    receiver.leave(gradients, functools.partial(_write_from_factors, [each.detach() for each in gradients]))
+    if not with_bias:
+        gradients.append(_scaled(torch.mv(scores.t(), share.to(scores.dtype).squeeze(1)), factor, dtypes[1]))
+    return gradients[0], gradients[1]
+
+
+def _write_from_factors(gradients: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
+    of_weight, *of_bias = gradients
+    scores, rows = factors
+    vocabulary, size = of_weight.shape
+    sums = scores.t() @ rows
+    narrow = sums[:vocabulary, :size]
+    if not narrow.is_contiguous() and fused_rows.can_copy(narrow, of_weight.dtype):
+        fused_rows.scale(narrow, sums.new_ones((), dtype=torch.float32), of_weight)
+    else:
+        copied(narrow, of_weight)
+    for each in of_bias:
+        each.copy_(sums[:vocabulary, size])
 
 
 def _scaled(sums: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from gatewise.contract import early_gradients
 from gatewise.contract.early_gradients import EarlyGradients
+from gatewise.training.factor_exchange import Candidate, FactorExchange, candidates, number_of, saves_time
 from gatewise.training.processes import LARGE_BYTES, Finish, Processes
 
 _LOOK_UP = "EmbeddingBackward0"
@@ -53,11 +54,24 @@ class GradientExchange:
 
             PyTorch has ``nn.Embedding(sparse=True)`` for this, whose gradients the fused optimizers, momentum, AdamW
             and the norm for clipping do not take, NCCL does not reduce and a CUDA graph cannot contain.
+        factors: Whether processes send the factors of a gradient (`gatewise.contract.token_factors`) where that is
+            estimated to take less time, and compute the product over the tokens of all. All do so in the same order of
+            the tokens, with equal results on GPUs of one kind.
     """
 
-    def __init__(self, processes: Processes, model: nn.Module, *, bfloat16: bool = False, rows: bool = False) -> None:
+    def __init__(
+        self,
+        processes: Processes,
+        model: nn.Module,
+        *,
+        bfloat16: bool = False,
+        rows: bool = False,
+        factors: bool = False,
+    ) -> None:
         self._processes = processes
         self._bfloat16 = bfloat16
+        self._uses_factors = factors
+        self._factors: dict[torch.Tensor, FactorExchange] = {}
         tables = [each.weight for each in model.modules() if isinstance(each, nn.Embedding)] if rows else []
         self._tables = list(dict.fromkeys(table for table in tables if table.requires_grad))
         self._rows: dict[torch.Tensor, EmbeddingRows] = {}
@@ -70,7 +84,7 @@ class GradientExchange:
         self._stream = torch.cuda.Stream(processes.device) if on_gpu else None
         self._broken = False
         self._shapes: Hashable = None
-        self._known: dict[tuple[Hashable, int], tuple[int, ...]] = {}
+        self._known: dict[tuple[Hashable, int | str], tuple[int, ...]] = {}
 
     def expect(self, shapes: Hashable) -> None:
         """Announce the shapes of all processes' batches in the next step, by a value that is equal for equal shapes.
@@ -102,6 +116,7 @@ class GradientExchange:
         self._rows = self._rows_of(loss, set(weights))
         trained = [each for each in reversed(weights) if each.requires_grad and each not in self._rows]
         large = [each for each in trained if each.nbytes >= LARGE_BYTES]
+        self._factors = self._factors_of(loss, weights, trained, large) if self._uses_factors else {}
         self._turns = Turns(large, self._start)
         captured = _is_captured(self._processes.device)  # then nothing is sent
         # A step that is launched from Python gains little, and the autograd graph may be large.
@@ -138,19 +153,26 @@ class GradientExchange:
         """
         # All is sent before anything is waited for.
         sent: list[tuple[Sequence[torch.Tensor], Finish]] = [
-            ([tensor], finish) for tensor, finish in zip(self._turns.tensors, self._turns.rest(), strict=True)
+            ([tensor], finish)
+            for tensor, finish in zip(self._turns.tensors, self._turns.rest(), strict=True)
+            if tensor not in self._factors
         ]
         sent += [([table], rows.start(_gradient(table))) for table, rows in self._rows.items()]
-        done = {*self._turns.tensors, *self._rows}
+        done = {*self._turns.tensors, *self._rows, *self._factors}
         rest = [weight for weight in weights if weight not in done and weight.grad is not None]
         whole = [*map(_gradient, rest), *others]
         sent.append((rest, self._processes.start_average(whole, bfloat16=self._bfloat16)))
-        self._rows, self._turns = {}, Turns((), _nothing_to_start)
+        # Products are computed while others are sent; the factors that were sent first have arrived first.
+        sent = [(each.weights, each.finish) for each in dict.fromkeys(self._factors.values())] + sent
+        self._rows, self._factors, self._turns = {}, {}, Turns((), _nothing_to_start)
         for owners, finish in sent:
             finish()
             arrived(owners)
 
     def _start(self, weight: torch.Tensor) -> Finish:
+        if weight in self._factors:
+            self._factors[weight].start()
+            return self._factors[weight].finish
         gradient = _gradient(weight)
         computed = self._early.event_of(gradient) if weight in self._read_once else None
         with torch.no_grad():
@@ -170,6 +192,35 @@ class GradientExchange:
 
         return finish_here
 
+    def _factors_of(
+        self,
+        loss: torch.Tensor,
+        weights: Sequence[torch.Tensor],
+        trained: Sequence[torch.Tensor],
+        large: Sequence[torch.Tensor],
+    ) -> dict[torch.Tensor, FactorExchange]:
+        """Return the exchange of factors for each weight whose gradient is not sent itself.
+
+        The processes tell each other which weights these are, and send gradients where they do not agree.
+        """
+        possible = candidates(_nodes(loss), weights_read_once(loss, trained))
+        chosen = [each for each in possible if self._sends_factors(each, large)]
+        (first, *others) = self._numbers("factors", number_of(chosen, weights))
+        if any(other != first for other in others):
+            return {}
+        found: dict[torch.Tensor, FactorExchange] = {}
+        for each in chosen:
+            found.update(dict.fromkeys(each.weights, FactorExchange(self._processes, each, self._stream)))
+        return found
+
+    def _sends_factors(self, candidate: Candidate, large: Sequence[torch.Tensor]) -> bool:
+        matrices = [each for each in candidate.weights if each.dim() > 1]
+        # Small ones are sent together in any case. Of 16-bit factors, only bfloat16 has the range of the gradients.
+        fit = all(any(each is weight for weight in large) for each in matrices)
+        halves = candidate.stated.dtype == torch.float16
+        count = self._processes.count
+        return fit and not halves and saves_time(candidate.stated, matrices, count, bfloat16=self._bfloat16)
+
     def _rows_of(self, loss: torch.Tensor, weights: set[nn.Parameter]) -> dict[torch.Tensor, EmbeddingRows]:
         """Return the rows to send of each embedding that is not sent as a whole."""
         found: dict[torch.Tensor, EmbeddingRows] = {}
@@ -185,8 +236,12 @@ class GradientExchange:
                         )
         return found
 
-    def _numbers(self, place: int, own: int) -> tuple[int, ...]:
-        """Return the numbers of rows that the processes want to send of a matrix, by rank; -1 for the whole matrix.
+    def _numbers(self, place: int | str, own: int) -> tuple[int, ...]:
+        """Return a number of each process, by rank, such as the number of rows that it wants to send of a matrix.
+
+        Args:
+            place: The meaning of the number: the place of a matrix, or a name.
+            own: The number of this process; -1 for the whole matrix.
 
         Raises:
             RuntimeError: A step is captured, and the numbers of its shapes are unknown, or this process has another. No
@@ -200,7 +255,7 @@ class GradientExchange:
             return numbers
         numbers = self._known.get(key, ())
         if not numbers or numbers[self._processes.rank] != own:
-            raise RuntimeError("the number of rows of embeddings in a batch differs between batches of one shape")
+            raise RuntimeError("what processes send of the gradients differs between batches of one shape")
         return numbers
 
     def _saves_time(self, table: torch.Tensor, rows: torch.Tensor, numbers: tuple[int, ...]) -> bool:
@@ -348,6 +403,14 @@ def rows_read(loss: torch.Tensor, tables: Iterable[torch.Tensor]) -> list[torch.
             else:
                 used_otherwise.add(leaf)
     return [None if not found or table in used_otherwise else torch.cat(found) for table, found in lookups.items()]
+
+
+def _nodes(loss: torch.Tensor) -> Iterator[tuple[Any, list[torch.Tensor | None]]]:
+    """Yield each node of an autograd graph with the leaves that it reads, None for what another node computes."""
+    for node, leaf in _reads_of_leaves(loss):
+        if leaf is None:
+            parents = [parent for parent, _ in node.next_functions]
+            yield node, [each.variable if each is not None and each.name() == _LEAF else None for each in parents]
 
 
 def _reads_of_leaves(loss: torch.Tensor) -> Iterator[tuple[Any, torch.Tensor | None]]:

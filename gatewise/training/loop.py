@@ -183,6 +183,7 @@ class _Fitting:
             processes,
             exchange_bfloat16=options.exchange_bfloat16,
             exchange_rows=options.exchange_rows,
+            exchange_factors=options.exchange_factors,
         )
         self._replayed: ReplayedStep | None = None
         self._watch = Watch(self._launched.guard, processes.device)

@@ -55,6 +55,9 @@ class TrainingOptions:
             `gatewise.training.exchange.GradientExchange` for the error.
         exchange_rows: Whether several processes send only those rows of the gradients of embeddings that occur in their
             batches, where these are fewer bytes than the whole matrix.
+        exchange_factors: Whether several processes on GPUs send the factors of a weight's gradient, which is a product
+            over tokens, where that is estimated to take less time than sending the gradient; see
+            `gatewise.training.exchange.GradientExchange`.
         seed: The seed of initial weights, dropout and the order of the data.
         evaluations_per_epoch: The number of evaluations per epoch, at equal distances.
         epochs_per_evaluation: The number of epochs between evaluations; the last epoch always ends with one.
@@ -88,6 +91,7 @@ class TrainingOptions:
     cuda_graph: Annotated[bool, Option("Capture steps as CUDA graphs.")] = True
     exchange_bfloat16: Annotated[bool, Option("Send gradients in bfloat16 between processes.")] = False
     exchange_rows: Annotated[bool, Option("Send only used rows of gradients of embeddings.")] = False
+    exchange_factors: Annotated[bool, Option("Send factors of gradients where that is faster.")] = True
     seed: Annotated[int, SEED, Option("The seed of weights, dropout and the order of data.")] = 0
     evaluations_per_epoch: Annotated[int, _MORE_THAN_NONE] = 1
     epochs_per_evaluation: Annotated[int, _MORE_THAN_NONE] = 1

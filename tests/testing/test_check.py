@@ -24,6 +24,9 @@ class Wrong:
     def __init__(self, target, change):
         self.target, self.change = target, change
 
+    def factor_widths(self, problem):
+        return ()
+
     def single_use(self, problem):
         return False
 

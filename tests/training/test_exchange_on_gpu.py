@@ -32,6 +32,8 @@ KINDS = {
     "replayed with a slow process": (20, {"recorded": True, "slow": True}),
     "replayed, wide": (5, {"recorded": True, "batch": 128}),
     "rows": (5, {"recorded": True, "exchange_rows": True}),
+    "whole gradients": (5, {"recorded": True, "exchange_factors": False}),
+    "whole gradients with a slow process": (5, {"recorded": True, "exchange_factors": False, "slow": True}),
     "bfloat16": (5, {"recorded": True, "exchange_bfloat16": True}),
 }
 """The number of runs of each kind, and its options."""

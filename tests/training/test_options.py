@@ -48,6 +48,7 @@ NEUTRAL = {
     "cuda_graph": (True, False),
     "exchange_bfloat16": (False, True),  # for several processes: test_exchange.py
     "exchange_rows": (False, True),
+    "exchange_factors": (True, False),  # on GPUs
 }
 
 

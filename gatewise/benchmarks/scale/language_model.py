@@ -44,6 +44,7 @@ WAYS = Ways(
         Way("gatewise.LSTM, DDP static bfloat16", _gatewise_lstm, parallel=True, static=True, bfloat16=True),
         Way("train lm's step, DDP static", parallel=True, static=True),
         Way("gatewise train lm, rows", rows=True),
+        Way("gatewise train lm, whole gradients", factors=False),
         Way("gatewise train lm, bfloat16", bfloat16=True),
         Way("gatewise train lm, rows, bfloat16", rows=True, bfloat16=True),
         Way("gatewise.LSTM, fully_shard", _gatewise_lstm, sharded=True),
@@ -146,6 +147,7 @@ class LanguageModelTraining:
             processes=ALONE if way.parallel else processes,
             exchange_bfloat16=way.bfloat16,
             exchange_rows=way.rows,
+            exchange_factors=way.factors,
         )
         if way.parallel:
             # DistributedDataParallel can be captured only after eleven steps, on a stream of its own.

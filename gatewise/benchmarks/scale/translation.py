@@ -65,6 +65,7 @@ WAYS = Ways(
     ),
     others=(
         Way("gatewise train nmt, rows", rows=True),
+        Way("gatewise train nmt, whole gradients", factors=False),
         Way("gatewise train nmt, bfloat16", bfloat16=True),
     ),
 )
@@ -153,6 +154,7 @@ class TranslationTraining:
             processes=processes,
             exchange_bfloat16=way.bfloat16,
             exchange_rows=way.rows,
+            exchange_factors=way.factors,
         )
         with replayed_if_possible(step, model, processes) as train:
             yield train, model

@@ -20,6 +20,7 @@ class Way:
         static: Whether it is told that the graph is static and gradients are views of its buckets.
         bfloat16: Whether gradients are sent in bfloat16.
         rows: Whether only those rows of the gradients of embeddings are sent that occur in the batches.
+        factors: Whether the factors of gradients are sent where that is faster, as by the training commands.
         overlapped: Whether the calls of a loop in plain PyTorch are in `gatewise.for_data_parallel`, as those of
             the training commands are.
         sharded: Whether weights, gradients and the optimizer are divided among the processes by `fully_shard`, in place
@@ -32,6 +33,7 @@ class Way:
     static: bool = False
     bfloat16: bool = False
     rows: bool = False
+    factors: bool = True
     overlapped: bool = False
     sharded: bool = False
 

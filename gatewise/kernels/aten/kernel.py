@@ -90,6 +90,9 @@ class _Aten:
     def single_use(self, problem: Problem) -> bool:
         return False
 
+    def factor_widths(self, problem: Problem) -> tuple[int, ...]:
+        return ()
+
     def criteria(self) -> Sequence[Criterion]:
         shared = IN_PYTORCH, NOT_EMPTY, NOT_PROJECTED, NOT_LEAN, NO_RESETS, LENGTHS_READABLE
         return (*shared, _TRACEABLE, _SUMMED_IN_FULL)

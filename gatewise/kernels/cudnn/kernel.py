@@ -40,6 +40,9 @@ class _Cudnn:
     def single_use(self, problem: Problem) -> bool:
         return True  # cuDNN's backward writes into the reserve
 
+    def factor_widths(self, problem: Problem) -> tuple[int, ...]:
+        return ()
+
     def criteria(self) -> Sequence[Criterion]:
         return criteria.CRITERIA
 

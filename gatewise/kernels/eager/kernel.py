@@ -61,6 +61,9 @@ class _Eager:
     def single_use(self, problem: Problem) -> bool:
         return False
 
+    def factor_widths(self, problem: Problem) -> tuple[int, ...]:
+        return ()
+
     def criteria(self) -> Sequence[Criterion]:
         """Return no criteria, because this kernel runs every problem."""
         return ()

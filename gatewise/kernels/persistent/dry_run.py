@@ -19,6 +19,7 @@ from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import buffers, replay
 from gatewise.kernels.persistent.launches import Tokens
 from gatewise.kernels.persistent.schedules.schedule import layer_passes
+from gatewise.kernels.persistent.sizes.gradients import gradients_dtype
 from gatewise.kernels.persistent.sizes.memory import is_laid_out
 from gatewise.kernels.persistent.sizes.step import carried_size
 
@@ -102,7 +103,7 @@ def _in_one_buffer(problem: Problem, device: Device) -> Memory:
         replay.issue_forward(problem, inputs, result, tokens, scratch)
     needed = scratch.needed
     if problem.needs_grad:
-        weights = _new(problem, problem.parameter_count, dtype=replay.gradients_dtype(problem))
+        weights = _new(problem, problem.parameter_count, dtype=gradients_dtype(problem))
         into = inputs.x, inputs.h0, inputs.c0, weights
         # The forward pass has no gradients beside it yet.
         needed -= sum(tensor.nbytes for tensor in into)

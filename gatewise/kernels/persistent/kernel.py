@@ -25,6 +25,7 @@ from gatewise.kernels.persistent.sizes import half_operands, layer_pairs
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of, has_two_tensors
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.free_multiprocessors import device_of_pass
+from gatewise.kernels.persistent.sizes.gradients import factor_widths
 from gatewise.kernels.persistent.sizes.memory import (
     copies_states,
     is_laid_out,
@@ -64,6 +65,9 @@ class _Persistent:
         if problem.rebuilds_gates:
             return lean_cut(problem).kept_steps > 0  # gates that are made again take the place of kept ones
         return overwrites_gates(problem)
+
+    def factor_widths(self, problem: Problem) -> tuple[int, ...]:
+        return factor_widths(problem)
 
     def criteria(self) -> Sequence[Criterion]:
         return CRITERIA

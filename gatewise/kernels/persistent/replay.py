@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gatewise.contract import token_factors
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.contract.weights import Place, places
 from gatewise.kernels import stack
-from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.cuda.allocations import counting_scratch, run_dry
 from gatewise.kernels.cuda.graphs import Replays, product_settings
 from gatewise.kernels.cuda.scratch import Scratch
@@ -28,7 +28,8 @@ from gatewise.kernels.persistent.buffers import order_of, order_of_outputs
 from gatewise.kernels.persistent.launches import Tokens
 from gatewise.kernels.persistent.schedules.schedule import layer_schedule, schedule_of
 from gatewise.kernels.persistent.sizes import layer_pairs, memory
-from gatewise.kernels.persistent.sizes.step import carried_size, carries_hidden, has_fused_passes
+from gatewise.kernels.persistent.sizes.gradients import gradients_dtype
+from gatewise.kernels.persistent.sizes.step import carried_size, carries_hidden
 from gatewise.kernels.stack import LayerGradients
 
 _ALL = Needs()
@@ -171,14 +172,6 @@ def stack_of(problem: Problem) -> Stack | None:
     )
 
 
-def gradients_dtype(problem: Problem) -> torch.dtype:
-    """Return the dtype in which a backward pass computes the gradients of weights."""
-    wide = problem.float32_gradients and problem.element_bytes == 2 and deep_products.widens()
-    if not wide or problem.rebuilds_gates or not has_fused_passes(problem.cell):
-        return problem.dtype
-    return torch.float32
-
-
 @functools.lru_cache(maxsize=4096)
 def kept_bytes(problem: Problem) -> int:
     """Return the bytes of the allocation that holds all that a forward pass keeps; 0 in inference."""
@@ -263,6 +256,9 @@ def _play(
             _play(replays, like, read, written, allocations, issue)
         return
     launches.raise_if_given_up(device.index)
+    if token_factors.receiver() is not None:  # it gives each call memory of its own
+        issue(read, written, Scratch(like))
+        return
     size = replays.scratch_bytes
     if size is None:
         scratch = Scratch(like)

@@ -45,6 +45,9 @@ class _Stepwise:
     def single_use(self, problem: Problem) -> bool:
         return True  # the gradients of the gates overwrite the kept gates
 
+    def factor_widths(self, problem: Problem) -> tuple[int, ...]:
+        return ()
+
     def criteria(self) -> Sequence[Criterion]:
         return CRITERIA
 

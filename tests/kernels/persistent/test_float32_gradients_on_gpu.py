@@ -45,7 +45,7 @@ def test_they_are_the_rounded_ones_before_rounding(name):
     inputs = testing.make_inputs(problem, "cuda")
     gradients = testing.make_gradients(problem, inputs)
     _, narrow = testing.run_kernel(persistent, problem, inputs, gradients)
-    assert replay.gradients_dtype(problem.replace(float32_gradients=True)) == torch.float32
+    assert gradients_dtype(problem.replace(float32_gradients=True)) == torch.float32
     _, wide = testing.run_kernel(persistent, problem.replace(float32_gradients=True), inputs, gradients)
     for one, other in zip(narrow.weights, wide.weights, strict=True):
         assert one.dtype == torch.bfloat16

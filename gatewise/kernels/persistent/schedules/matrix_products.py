@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gatewise.contract import early_gradients
+from gatewise.contract import early_gradients, token_factors
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.weights import DirectionWeights
@@ -150,9 +151,7 @@ def weight_gradients(
         dinput: The gradients of the sums with an input product [D, T, B, 4H] where they have a tensor of their own;
             column k of `dgates` then belongs to gate k. None where `dgates` has all sums.
     """
-    size, width, hidden = problem.hidden_size, problem.state_size, hidden_of(problem.hidden_size)
-    gates, directions = len(problem.cell.gates), len(layer.weights)
-    runs = recurrent_runs(problem.cell) if dinput is None else (Run(0, 0, gates, adds=False),)
+    width, directions = problem.state_size, len(layer.weights)
     # Each step's gradient is multiplied with the hidden state that the step read, which for the first is h0, and for a
     # step that begins an episode zero.
     selected = lengths is not None or layer.resets is not None
@@ -160,43 +159,112 @@ def weight_gradients(
     copied = selected or tokens.by_row or memory.copies_states(problem)
     share = y.shape[-1] // directions
     outputs = [y if y.shape[-1] == width else y[..., start : start + width] for start in range(0, y.shape[-1], share)]
+    each = len(into) // directions
+    receiver = token_factors.receiver()
     with scratch.frame():
+        own = None if receiver is None else _Factors.of(receiver.new(layer.x))
         x, wanted, copies = tokens.flat(layer.x), [], []
-        if (lengths is not None and not layer.ends_in_zeros) or not buffers.is_aligned(x):
+        if own is not None or (lengths is not None and not layer.ends_in_zeros) or not buffers.is_aligned(x):
             wanted = [Operand(layer.x)]
-            x, *_ = copies = [wanted[0].new(tokens, scratch)]
+            x, *_ = copies = [wanted[0].new(tokens, scratch) if own is None else own.x]
         before: Sequence[Tensor] = ()
-        if copied and not single:
-            states = [buffers.states_before(outputs[own], layer.h0[own], own) for own in range(directions)]
+        if own is not None or (copied and not single):
+            states = [buffers.states_before(outputs[place], layer.h0[place], place) for place in range(directions)]
             # In one piece of memory, so that the products of both directions can be a batch.
             before = scratch.new_empty(directions, tokens.time * tokens.batch, hidden_of(width)).unbind()
+            before = before if own is None else own.before
             wanted, copies = [*wanted, *states], [*copies, *before]
         if wanted:
             launches.write_operands(wanted, copies, tokens, lengths, layer.resets)
-        each = len(into) // directions
-        of_directions: list[tuple[list[Product], Product]] = []
+        of_steps = [tokens.flat(sums) for sums in dgates]
+        of_inputs = of_steps if dinput is None else [tokens.flat(sums) for sums in dinput]
         for direction in range(directions):
-            w_ih, w_hh, *both = into[direction * each : (direction + 1) * each]
-            of_steps = tokens.flat(dgates[direction])
-            of_inputs = of_steps if dinput is None else tokens.flat(dinput[direction])
-            if before:
-                parts = [(of_steps.t(), before[direction])]
-            elif single:
-                parts = [(of_steps.t(), buffers.pad_columns(layer.h0[direction], scratch))]
-            else:
-                parts = _by_steps(direction, dgates[direction], outputs[direction], layer.h0[direction])
-            parts = _in_stretches(problem, parts, scratch.device)
-            recurrent = [Product(tuple(_of_run(run, parts, hidden)), run.rows_of(w_hh, size)) for run in runs]
-            of_directions.append((recurrent, Product(((of_input(of_inputs, gates * hidden).t(), x),), w_ih)))
+            both = into[direction * each + 2 : (direction + 1) * each]
             if bias is not None and both:
                 write_biases(problem, bias[direction], *both)
-        # As a batch, libraries add up exact products in longer chains, which are less precise.
-        as_batch = not exact_products(problem)
-        for each_direction in zip(*[recurrent for recurrent, _ in of_directions], strict=True):
-            multiply(each_direction, size, scratch, as_batch=as_batch)
-        _note([into[direction * each + 1] for direction in range(directions)])
-        multiply([product for _, product in of_directions], size, scratch, as_batch=as_batch)
-        _note([into[direction * each] for direction in range(directions)])
+        matrices = [(into[direction * each], into[direction * each + 1]) for direction in range(directions)]
+        if own is not None and receiver is not None:
+            for sums, room in zip(of_steps, own.dsums, strict=True):
+                torch.mul(sums, receiver.scale, out=room)
+            detached = [(w_ih.detach(), w_hh.detach()) for w_ih, w_hh in matrices]
+            flat = [matrix for pair in matrices for matrix in pair]
+            receiver.leave(flat, functools.partial(_write_from_factors, problem, detached))
+            return
+        recurrent: list[list[Factors]] = []
+        for direction in range(directions):
+            if before:
+                parts = [(of_steps[direction].t(), before[direction])]
+            elif single:
+                parts = [(of_steps[direction].t(), buffers.pad_columns(layer.h0[direction], scratch))]
+            else:
+                parts = _by_steps(direction, dgates[direction], outputs[direction], layer.h0[direction])
+            recurrent.append(_in_stretches(problem, parts, scratch.device))
+        runs = None if dinput is None else (Run(0, 0, len(problem.cell.gates), adds=False),)
+        _multiply_all(problem, x, of_inputs, recurrent, matrices, scratch, runs)
+
+
+class _Factors(NamedTuple):
+    """The factors of a layer's gradients that processes exchange (`gatewise.contract.token_factors`).
+
+    Attributes:
+        x: The inputs [tokens, I], I padded.
+        dsums: The gradients of the gate sums of each direction [tokens, 4H], H padded.
+        before: The hidden states that the steps of each direction read [tokens, R], R padded.
+    """
+
+    x: Tensor
+    dsums: Sequence[Tensor]
+    before: Sequence[Tensor]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> _Factors:
+        """Return the factors from the order of `sizes.gradients.factor_widths`."""
+        x, *others = tensors
+        return cls(x, others[: len(others) // 2], others[len(others) // 2 :])
+
+
+def _write_from_factors(problem: Problem, matrices: Sequence[tuple[Tensor, Tensor]], factors: Sequence[Tensor]) -> None:
+    x, dsums, before = _Factors.of(factors)
+    recurrent: list[list[Factors]] = [[(sums.t(), states)] for sums, states in zip(dsums, before, strict=True)]
+    _multiply_all(problem, x, dsums, recurrent, matrices, Scratch(x))
+
+
+def _multiply_all(
+    problem: Problem,
+    x: Tensor,
+    of_inputs: Sequence[Tensor],
+    recurrent: Sequence[list[Factors]],
+    into: Sequence[tuple[Tensor, Tensor]],
+    scratch: Scratch,
+    runs: Sequence[Run] | None = None,
+) -> None:
+    """Write the gradients of the matrices of each direction.
+
+    Args:
+        problem: The problem.
+        x: The inputs [tokens, I], I padded.
+        of_inputs: The gradients of the sums with an input product, of each direction [tokens, 4H].
+        recurrent: The factors of the recurrent product of each direction, for all gate sums.
+        into: The memory for the gradients of the input weights and the recurrent weights of each direction.
+        scratch: The memory for padded matrices.
+        runs: The sums that the recurrent product contributes to; None for those of the cell.
+    """
+    size, hidden, gates = problem.hidden_size, hidden_of(problem.hidden_size), len(problem.cell.gates)
+    of_directions: list[list[Product]] = []
+    for parts, (_, w_hh) in zip(recurrent, into, strict=True):
+        each = recurrent_runs(problem.cell) if runs is None else runs
+        of_directions.append([Product(tuple(_of_run(run, parts, hidden)), run.rows_of(w_hh, size)) for run in each])
+    # As a batch, libraries add up exact products in longer chains, which are less precise.
+    as_batch = not exact_products(problem)
+    for each_direction in zip(*of_directions, strict=True):
+        multiply(each_direction, size, scratch, as_batch=as_batch)
+    _note([w_hh for _, w_hh in into])
+    products = [
+        Product(((of_input(sums, gates * hidden).t(), x),), w_ih)
+        for sums, (w_ih, _) in zip(of_inputs, into, strict=True)
+    ]
+    multiply(products, size, scratch, as_batch=as_batch)
+    _note([w_ih for w_ih, _ in into])
 
 
 def _note(gradients: Sequence[Tensor]) -> None:

@@ -1,0 +1,129 @@
+"""Gradients of weights that an autograd node leaves as the factors of a matrix product over tokens.
+
+The gradient of a weight matrix [M, K] is the product of two matrices with a row for each of N tokens: the gradients of
+what the weight computes [N, M], and what it is multiplied with [N, K]. While tokens are few, the factors are fewer
+bytes than the gradient. Processes that train together then send the factors, and each computes the product over the
+tokens of all processes, which is the sum of all gradients ("sufficient factor broadcasting", Xie et al., 2016).
+
+An autograd node that can leave such products sets its attribute `token_factors` in the forward pass, to a
+`TokenFactors`. Who wants the factors sets the attribute `factor_receiver` of the node before the backward pass, to a
+`FactorReceiver`. The backward pass then writes the factors there, and returns gradients without values, which must go
+to leaves of the autograd graph: they get their values later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_receiver: ContextVar[FactorReceiver | None] = ContextVar("gatewise_factor_receiver", default=None)
+
+Compute = Callable[[Sequence[Tensor]], None]
+"""A function that writes gradients from factors with any number of tokens."""
+
+
+class TokenFactors(NamedTuple):
+    """The factors that an autograd node can leave in place of gradients.
+
+    Attributes:
+        tokens: The number of tokens N.
+        widths: The width F of each factor [N, F].
+        dtype: The dtype of the factors.
+        weights: The places of the weights among the tensors that the node reads, as in `next_functions`.
+        gradients: The dtype of the gradients of these weights.
+        flops: The floating-point operations of the products.
+    """
+
+    tokens: int
+    widths: tuple[int, ...]
+    dtype: torch.dtype
+    weights: tuple[int, ...]
+    gradients: torch.dtype
+    flops: int
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the factors in bytes."""
+        return self.tokens * sum(self.widths) * self.dtype.itemsize
+
+
+class FactorReceiver:
+    """Receives the factors of one node in one backward pass, with memory for those of all processes.
+
+    Args:
+        stated: The factors that the node can leave.
+        rank: The rank of this process.
+        count: The number of processes.
+
+    Attributes:
+        scale: The number by which one factor of each product is multiplied, so that the sum over the processes is a
+            mean: one over their number. For powers of two this rounds nothing.
+        rooms: The memory for each factor [processes, N, F]; empty before the node has allocated it.
+        gradients: The memory for the gradients; empty before the node has left the factors.
+        left: An event on the node's stream, at which the factors are complete; None without a GPU.
+    """
+
+    def __init__(self, stated: TokenFactors, rank: int, count: int) -> None:
+        self._stated, self._rank, self._count = stated, rank, count
+        self._compute: Compute | None = None
+        self.scale = 1 / count
+        self.rooms: list[Tensor] = []
+        self.gradients: list[Tensor] = []
+        self.left: torch.cuda.Event | None = None
+
+    def new(self, like: Tensor) -> list[Tensor]:
+        """Return uninitialised memory for the factors of this process [N, F], on the device of a tensor."""
+        self.rooms = [
+            like.new_empty(self._count, self._stated.tokens, width, dtype=self._stated.dtype)
+            for width in self._stated.widths
+        ]
+        return [room[self._rank] for room in self.rooms]
+
+    def leave(self, gradients: Sequence[Tensor], compute: Compute) -> None:
+        """Leave the factors, which have been written to the memory from `new` on the current stream.
+
+        Args:
+            gradients: The memory of the gradients, in the order of `TokenFactors.weights`.
+            compute: A function that writes them from the factors of all tokens. It must not refer to these gradients
+                otherwise than by `detach`, because autograd copies a gradient that is referenced elsewhere.
+        """
+        self.gradients, self._compute = [each.detach() for each in gradients], compute
+        if gradients[0].is_cuda:
+            self.left = torch.cuda.Event()
+            self.left.record(torch.cuda.current_stream(gradients[0].device))
+
+    def compute(self) -> None:
+        """Write the gradients, from the factors of all processes, on the current stream.
+
+        Raises:
+            RuntimeError: The node has left no factors.
+        """
+        if self._compute is None:
+            raise RuntimeError("a backward pass has left no factors of the gradients that it said it would leave")
+        self._compute([room.flatten(0, 1) for room in self.rooms])
+        self._compute, self.rooms = None, []
+
+
+def receiver() -> FactorReceiver | None:
+    """Return the receiver of the backward pass that runs; None if it computes the gradients itself."""
+    return _receiver.get()
+
+
+def receiver_of(node: Any) -> FactorReceiver | None:
+    """Return the receiver of an autograd node; None if its backward pass computes the gradients itself."""
+    return getattr(node, "factor_receiver", None)
+
+
+@contextlib.contextmanager
+def received(node: Any) -> Iterator[None]:
+    """Run the backward pass of an autograd node in the block, with its receiver if it has one."""
+    token = _receiver.set(receiver_of(node))
+    try:
+        yield
+    finally:
+        _receiver.reset(token)
