@@ -7,8 +7,8 @@ tokens of all processes, which is the sum of all gradients ("sufficient factor b
 
 An autograd node that can leave such products sets its attribute `token_factors` in the forward pass, to a
 `TokenFactors`. Who wants the factors sets the attribute `factor_receiver` of the node before the backward pass, to a
-`FactorReceiver`. The backward pass then writes the factors there, and returns gradients without values, which must go
-to leaves of the autograd graph: they get their values later.
+`FactorReceiver`. The backward pass then writes the factors there, and returns None for these gradients: the receiver
+computes them later. This is only for weights that are leaves of the autograd graph, and which no other node reads.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch import Tensor
 
 _receiver: ContextVar[FactorReceiver | None] = ContextVar("gatewise_factor_receiver", default=None)
 
-Compute = Callable[[Sequence[Tensor]], None]
-"""A function that writes gradients from factors with any number of tokens."""
+Compute = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""A function that returns gradients, computed from factors with any number of tokens."""
 
 
 class TokenFactors(NamedTuple):
@@ -33,7 +33,7 @@ class TokenFactors(NamedTuple):
     Attributes:
         tokens: The number of tokens N.
         widths: The width F of each factor [N, F].
-        dtype: The dtype of the factors.
+        dtypes: The dtype of each factor.
         weights: The places of the weights among the tensors that the node reads, as in `next_functions`.
         gradients: The dtype of the gradients of these weights.
         flops: The floating-point operations of the products.
@@ -41,7 +41,7 @@ class TokenFactors(NamedTuple):
 
     tokens: int
     widths: tuple[int, ...]
-    dtype: torch.dtype
+    dtypes: tuple[torch.dtype, ...]
     weights: tuple[int, ...]
     gradients: torch.dtype
     flops: int
@@ -49,7 +49,8 @@ class TokenFactors(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The size of the factors in bytes."""
-        return self.tokens * sum(self.widths) * self.dtype.itemsize
+        sizes = [width * dtype.itemsize for width, dtype in zip(self.widths, self.dtypes, strict=True)]
+        return self.tokens * sum(sizes)
 
 
 class FactorReceiver:
@@ -59,54 +60,49 @@ class FactorReceiver:
         stated: The factors that the node can leave.
         rank: The rank of this process.
         count: The number of processes.
+        ready: A function that is called when the node has left the factors: the current stream then has the work for
+            them, and not yet that for other gradients of the node.
 
     Attributes:
         scale: The number by which one factor of each product is multiplied, so that the sum over the processes is a
             mean: one over their number. For powers of two this rounds nothing.
         rooms: The memory for each factor [processes, N, F]; empty before the node has allocated it.
-        gradients: The memory for the gradients; empty before the node has left the factors.
-        left: An event on the node's stream, at which the factors are complete; None without a GPU.
     """
 
-    def __init__(self, stated: TokenFactors, rank: int, count: int) -> None:
-        self._stated, self._rank, self._count = stated, rank, count
+    def __init__(self, stated: TokenFactors, rank: int, count: int, ready: Callable[[], None]) -> None:
+        self._stated, self._rank, self._count, self._ready = stated, rank, count, ready
         self._compute: Compute | None = None
         self.scale = 1 / count
         self.rooms: list[Tensor] = []
-        self.gradients: list[Tensor] = []
-        self.left: torch.cuda.Event | None = None
 
     def new(self, like: Tensor) -> list[Tensor]:
         """Return uninitialised memory for the factors of this process [N, F], on the device of a tensor."""
-        self.rooms = [
-            like.new_empty(self._count, self._stated.tokens, width, dtype=self._stated.dtype)
-            for width in self._stated.widths
-        ]
+        count, tokens = self._count, self._stated.tokens
+        kinds = zip(self._stated.widths, self._stated.dtypes, strict=True)
+        self.rooms = [like.new_empty(count, tokens, width, dtype=dtype) for width, dtype in kinds]
         return [room[self._rank] for room in self.rooms]
 
-    def leave(self, gradients: Sequence[Tensor], compute: Compute) -> None:
+    def leave(self, compute: Compute) -> None:
         """Leave the factors, which have been written to the memory from `new` on the current stream.
 
         Args:
-            gradients: The memory of the gradients, in the order of `TokenFactors.weights`.
-            compute: A function that writes them from the factors of all tokens. It must not refer to these gradients
-                otherwise than by `detach`, because autograd copies a gradient that is referenced elsewhere.
+            compute: A function that returns the gradients, in the order of `TokenFactors.weights`, computed from the
+                factors of all tokens.
         """
-        self.gradients, self._compute = [each.detach() for each in gradients], compute
-        if gradients[0].is_cuda:
-            self.left = torch.cuda.Event()
-            self.left.record(torch.cuda.current_stream(gradients[0].device))
+        self._compute = compute
+        self._ready()
 
-    def compute(self) -> None:
-        """Write the gradients, from the factors of all processes, on the current stream.
+    def gradients(self) -> Sequence[Tensor]:
+        """Return the gradients, computed on the current stream from the factors of all processes.
 
         Raises:
             RuntimeError: The node has left no factors.
         """
         if self._compute is None:
             raise RuntimeError("a backward pass has left no factors of the gradients that it said it would leave")
-        self._compute([room.flatten(0, 1) for room in self.rooms])
+        found = self._compute([room.flatten(0, 1) for room in self.rooms])
         self._compute, self.rooms = None, []
+        return found
 
 
 def receiver() -> FactorReceiver | None:

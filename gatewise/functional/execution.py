@@ -331,6 +331,9 @@ def _backward(ctx: Any, gradients: Sequence[Tensor | None], follows: bool) -> Se
     with token_factors.received(ctx):
         dx, dh0, dc0, dweights = passes.backward(plan.problem, inputs, result, above, needs)
     ctx.spent = plan.single_use and not again
+    if token_factors.receiver_of(ctx) is not None:  # which has the factors of these gradients
+        left = ctx.token_factors.weights
+        dweights = tuple([None if 3 + place in left else each for place, each in enumerate(dweights)])
     return dx, dh0, dc0, *dweights
 
 
@@ -345,7 +348,8 @@ def _token_factors(plan: Plan, inputs: Inputs, weights: int) -> TokenFactors | N
     places = tuple([3 + direction * each + place for direction in range(problem.num_directions) for place in (0, 1)])
     tokens, values = problem.time * problem.batch, sum([inputs.weights[place - 3].numel() for place in places])
     wide = torch.float32 if problem.float32_gradients else problem.dtype
-    return TokenFactors(tokens, widths, problem.dtype, places, wide, flops=2 * tokens * values)
+    dtypes = (problem.dtype,) * len(widths)
+    return TokenFactors(tokens, widths, dtypes, places, wide, flops=2 * tokens * values)
 
 
 def _layout_of(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
+from gatewise.models.lookup import looked_up
 from gatewise.nn.arguments import checked_size
 
 TOKEN_ERRORS = (IndexError, TypeError, ValueError, RuntimeError)
@@ -55,7 +56,7 @@ def embedded(table: nn.Embedding, name: str, tokens: Tensor) -> Tensor:
         DtypeError: They are no integers.
     """
     try:
-        return table(tokens)
+        return looked_up(table, tokens)
     except TOKEN_ERRORS as error:
         check_tokens(name, tokens, table.num_embeddings, error)
         raise

@@ -224,8 +224,8 @@ class _WeightedLoss(torch.autograd.Function):
             of_hidden = _scaled(hidden_gradient, factor, dtypes[0])
         receiver = token_factors.receiver_of(ctx)
         if left and receiver is not None:
-            of_weight, of_bias = _leave_factors(receiver, factor, size, vocabulary, dtypes[1:], *left)
-            return of_hidden, of_weight, of_bias, *(None,) * 6
+            of_bias = _leave_factors(receiver, factor, size, vocabulary, dtypes[1:], *left)
+            return of_hidden, None, of_bias, *(None,) * 6
         if left:
             scores, rows, share = left
             sums = _Sums(rows.dtype)
@@ -240,10 +240,9 @@ class _WeightedLoss(torch.autograd.Function):
 def _token_factors(weight: Tensor, scores: Tensor, rows: Tensor, *, with_bias: bool) -> TokenFactors:
     """Return the factors of the gradient of W, whose first column beyond the hidden rows may be the bias."""
     widths = scores.shape[1], rows.shape[1]
-    # In `next_functions`, W and b follow the hidden rows.
-    return TokenFactors(
-        len(rows), widths, rows.dtype, (1, 2)[: 1 + with_bias], weight.dtype, flops=2 * len(rows) * math.prod(widths)
-    )
+    places = (1, 2)[: 1 + with_bias]  # in `next_functions`, W and b follow the hidden rows
+    flops = 2 * len(rows) * math.prod(widths)
+    return TokenFactors(len(rows), widths, (rows.dtype, rows.dtype), places, weight.dtype, flops)
 
 
 def _leave_factors(
@@ -255,36 +254,31 @@ def _leave_factors(
     scores: Tensor,
     rows: Tensor,
     share: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Leave the factors of the gradient of W, and return the gradients of W and b, of which W has no values yet.
+) -> Tensor | None:
+    """Leave the factors of the gradient of W to a receiver, and return the gradient of b.
 
-    If the bias is a column of the rows, its gradient is a part of the same product.
+    If the bias is a column of the rows, its gradient is a part of the same product, and None is returned.
     """
     with_bias = rows.shape[1] > size
     of_scores, of_rows = receiver.new(rows)
     of_scores.copy_(scores)
     torch.mul(rows, share * factor * receiver.scale, out=of_rows)
-    gradients = [rows.new_empty(vocabulary, size, dtype=dtypes[0])]
+    receiver.leave(functools.partial(_from_factors, (vocabulary, size), dtypes, with_bias))
     if with_bias:
-        gradients.append(rows.new_empty(vocabulary, dtype=dtypes[1]))
-    receiver.leave(gradients, functools.partial(_write_from_factors, [each.detach() for each in gradients]))
-    if not with_bias:
-        gradients.append(_scaled(torch.mv(scores.t(), share.to(scores.dtype).squeeze(1)), factor, dtypes[1]))
-    return gradients[0], gradients[1]
+        return None
+    return _scaled(torch.mv(scores.t(), share.to(scores.dtype).squeeze(1)), factor, dtypes[1])
 
 
-def _write_from_factors(gradients: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
-    of_weight, *of_bias = gradients
+def _from_factors(
+    shape: tuple[int, int], dtypes: Sequence[torch.dtype], with_bias: bool, factors: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return the gradients of W and, if the rows have a column for it, of b."""
     scores, rows = factors
-    vocabulary, size = of_weight.shape
+    vocabulary, size = shape
     sums = scores.t() @ rows
-    narrow = sums[:vocabulary, :size]
-    if not narrow.is_contiguous() and fused_rows.can_copy(narrow, of_weight.dtype):
-        fused_rows.scale(narrow, sums.new_ones((), dtype=torch.float32), of_weight)
-    else:
-        copied(narrow, of_weight)
-    for each in of_bias:
-        each.copy_(sums[:vocabulary, size])
+    one = sums.new_ones((), dtype=torch.float32)
+    found = [_scaled(sums[:vocabulary, :size], one, dtypes[0])]
+    return [*found, _scaled(sums[:vocabulary, size], one, dtypes[1])] if with_bias else found
 
 
 def _scaled(sums: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:

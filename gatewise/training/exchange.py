@@ -113,15 +113,17 @@ class GradientExchange:
             raise RuntimeError(
                 "a backward pass failed after it had sent gradients to other processes. Start the processes again."
             )
-        self._rows = self._rows_of(loss, set(weights))
-        trained = [each for each in reversed(weights) if each.requires_grad and each not in self._rows]
-        large = [each for each in trained if each.nbytes >= LARGE_BYTES]
-        self._factors = self._factors_of(loss, weights, trained, large) if self._uses_factors else {}
+        trained = [each for each in reversed(weights) if each.requires_grad]
+        self._factors = self._factors_of(loss, weights, trained) if self._uses_factors else {}
+        self._rows = self._rows_of(loss, set(weights).difference(self._factors))
+        large = [each for each in trained if each.nbytes >= LARGE_BYTES and each not in self._rows]
         self._turns = Turns(large, self._start)
         captured = _is_captured(self._processes.device)  # then nothing is sent
         # A step that is launched from Python gains little, and the autograd graph may be large.
         self._read_once = weights_read_once(loss, large) if captured and not self._bfloat16 else set()
-        hooks = [weight.register_post_accumulate_grad_hook(self._turns.ready) for weight in large]
+        # The nodes that leave factors tell when these are ready; their weights have no gradients yet.
+        whole = [weight for weight in large if weight not in self._factors]
+        hooks = [weight.register_post_accumulate_grad_hook(self._turns.ready) for weight in whole]
         early = early_gradients.noted() if self._read_once else contextlib.nullcontext(EarlyGradients())
         try:
             with early as self._early:
@@ -146,11 +148,14 @@ class GradientExchange:
         Nothing synchronises with the device, so that a CUDA graph can capture it.
 
         Args:
-            weights: The weights, each with a gradient, the same in all processes and steps.
+            weights: The weights, the same in all processes and steps. A gradient that is missing counts as zeros.
             others: Further small floating-point tensors of the same shapes in all processes.
             arrived: A function that is called with weights whose gradients are means by now, while others are still
                 exchanged, until it has been called with all.
         """
+        for weight in weights:
+            if weight.grad is None and weight not in self._factors:
+                weight.grad = torch.zeros_like(weight)
         # All is sent before anything is waited for.
         sent: list[tuple[Sequence[torch.Tensor], Finish]] = [
             ([tensor], finish)
@@ -159,7 +164,7 @@ class GradientExchange:
         ]
         sent += [([table], rows.start(_gradient(table))) for table, rows in self._rows.items()]
         done = {*self._turns.tensors, *self._rows, *self._factors}
-        rest = [weight for weight in weights if weight not in done and weight.grad is not None]
+        rest = [weight for weight in weights if weight not in done]
         whole = [*map(_gradient, rest), *others]
         sent.append((rest, self._processes.start_average(whole, bfloat16=self._bfloat16)))
         # Products are computed while others are sent; the factors that were sent first have arrived first.
@@ -197,29 +202,32 @@ class GradientExchange:
         loss: torch.Tensor,
         weights: Sequence[torch.Tensor],
         trained: Sequence[torch.Tensor],
-        large: Sequence[torch.Tensor],
     ) -> dict[torch.Tensor, FactorExchange]:
         """Return the exchange of factors for each weight whose gradient is not sent itself.
 
         The processes tell each other which weights these are, and send gradients where they do not agree.
         """
         possible = candidates(_nodes(loss), weights_read_once(loss, trained))
-        chosen = [each for each in possible if self._sends_factors(each, large)]
+        chosen = [each for each in possible if self._sends_factors(each)]
         (first, *others) = self._numbers("factors", number_of(chosen, weights))
         if any(other != first for other in others):
             return {}
         found: dict[torch.Tensor, FactorExchange] = {}
         for each in chosen:
-            found.update(dict.fromkeys(each.weights, FactorExchange(self._processes, each, self._stream)))
+            found.update(dict.fromkeys(each.weights, FactorExchange(self._processes, each, self._ready)))
         return found
 
-    def _sends_factors(self, candidate: Candidate, large: Sequence[torch.Tensor]) -> bool:
+    def _ready(self, weight: torch.Tensor) -> None:
+        """Take note that the factors of a weight's gradient have been computed."""
+        self._turns.ready(weight)
+
+    def _sends_factors(self, candidate: Candidate) -> bool:
         matrices = [each for each in candidate.weights if each.dim() > 1]
         # Small ones are sent together in any case. Of 16-bit factors, only bfloat16 has the range of the gradients.
-        fit = all(any(each is weight for weight in large) for each in matrices)
-        halves = candidate.stated.dtype == torch.float16
+        large = all(each.nbytes >= LARGE_BYTES for each in matrices)
+        halves = torch.float16 in candidate.stated.dtypes
         count = self._processes.count
-        return fit and not halves and saves_time(candidate.stated, matrices, count, bfloat16=self._bfloat16)
+        return large and not halves and saves_time(candidate.stated, matrices, count, bfloat16=self._bfloat16)
 
     def _rows_of(self, loss: torch.Tensor, weights: set[nn.Parameter]) -> dict[torch.Tensor, EmbeddingRows]:
         """Return the rows to send of each embedding that is not sent as a whole."""
@@ -398,8 +406,10 @@ def rows_read(loss: torch.Tensor, tables: Iterable[torch.Tensor]) -> list[torch.
         if node.name() == _REENTRANT_CHECKPOINT:  # it hides a part of the graph
             used_otherwise.update(lookups)
         elif leaf is not None and leaf in lookups:
-            if node.name() == _LOOK_UP:
-                lookups[leaf].append(node._saved_indices.flatten().long())
+            # The lookups of gatewise's models have nodes of their own: `gatewise.models.lookup`.
+            rows = node._saved_indices if node.name() == _LOOK_UP else getattr(node, "rows_read", None)
+            if rows is not None:
+                lookups[leaf].append(rows.flatten().long())
             else:
                 used_otherwise.add(leaf)
     return [None if not found or table in used_otherwise else torch.cat(found) for table, found in lookups.items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,46 +39,34 @@ class FactorExchange:
     Args:
         processes: The processes.
         candidate: The node, with what it stated.
-        stream: The stream from which the factors are sent when they are complete; None without a GPU.
+        ready: A function that is called with each weight when the factors of its gradient have been computed.
 
     Attributes:
         weights: The leaves whose gradients are computed from the factors.
     """
 
-    def __init__(self, processes: Processes, candidate: Candidate, stream: torch.cuda.Stream | None) -> None:
+    def __init__(self, processes: Processes, candidate: Candidate, ready: Callable[[torch.Tensor], None]) -> None:
         self.weights = candidate.weights
-        self._processes, self._stream = processes, stream
-        self._receiver = FactorReceiver(candidate.stated, processes.rank, processes.count)
+        self._processes, self._tell = processes, ready
+        self._receiver = FactorReceiver(candidate.stated, processes.rank, processes.count, self._ready)
         self._sent: list[Finish] | None = None
         candidate.node.factor_receiver = self._receiver
 
+    def _ready(self) -> None:
+        for weight in self.weights:
+            self._tell(weight)
+
     def start(self) -> None:
-        """Send the factors of this process, if this has not been done, when they are complete.
-
-        Work that the stream of the backward pass gets later, such as that for other gradients, is not waited for.
-        """
-        if self._sent is not None:
-            return
-        left, stream = self._receiver.left, self._stream
-        if left is None or stream is None:
-            self._sent = self._send()
-            return
-        stream.wait_event(left)
-        with torch.cuda.stream(stream):
-            self._sent = self._send()
-
-    def _send(self) -> list[Finish]:
-        return [self._processes.start_all_gather_into(room) for room in self._receiver.rooms]
+        """Send the factors of this process, if this has not been done."""
+        if self._sent is None:
+            self._sent = [self._processes.start_all_gather_into(room) for room in self._receiver.rooms]
 
     def finish(self) -> None:
-        """Wait for the factors of all processes, and compute the means of the gradients."""
+        """Wait for the factors of all processes, and give each weight the mean of the gradients."""
         for each in self._sent or ():
             each()
-        self._receiver.compute()
-        for weight, gradient in zip(self.weights, self._receiver.gradients, strict=True):
-            # Autograd may have copied the gradient before it had values.
-            if weight.grad is not None and weight.grad.data_ptr() != gradient.data_ptr():
-                weight.grad.copy_(gradient)
+        for weight, gradient in zip(self.weights, self._receiver.gradients(), strict=True):
+            weight.grad = gradient
 
 
 def candidates(

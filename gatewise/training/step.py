@@ -177,9 +177,6 @@ class Step:
         if self._processes.count == 1:
             return observed, None
         weights = self._weights()
-        for weight in weights:
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
         # The scalar is averaged in one collective with the small gradients.
         mean = joined(observed).to(weights[-1].dtype)
         size = GradientSize(self._clip, self._clip_value)

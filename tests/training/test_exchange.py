@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import gatewise
+from gatewise.models.arguments import embedded
 from gatewise.training import TrainingOptions, exchange
 from gatewise.training import processes as of_processes
 from gatewise.training.exchange import EmbeddingRows, GradientExchange, Turns, rows_read, weights_read_once
@@ -448,10 +449,10 @@ def test_a_captured_step_uses_the_numbers_of_its_shapes_and_refuses_others(monke
     monkeypatch.setattr(exchange, "_is_captured", lambda device: True)
     monkeypatch.setattr(OneOfTwo, "all_gather_number", lambda self, own: pytest.fail("a message in a capture"))
     assert sender._numbers(0, 3) == (3, 3)
-    with pytest.raises(RuntimeError, match=r"rows of embeddings .* differs between batches of one shape"):
+    with pytest.raises(RuntimeError, match=r"what processes send .* differs between batches of one shape"):
         sender._numbers(0, 4)
     sender.expect("never seen")
-    with pytest.raises(RuntimeError, match="rows of embeddings"):
+    with pytest.raises(RuntimeError, match="what processes send"):
         sender._numbers(0, 3)
 
 
@@ -476,6 +477,9 @@ def test_rows_are_those_that_the_loss_looks_up():
     assert unread is None
     assert rows_read(looked_up + table.weight.mean(), [table.weight]) == [None]
     assert rows_read(nn.functional.linear(looked_up.expand(SIZE), table.weight).sum(), [table.weight]) == [None]
+    with gatewise.for_data_parallel():  # by the node of gatewise's models
+        looked_up = embedded(table, "tokens", tokens).sum() + table(tokens[0]).sum()
+    assert sorted(rows_read(looked_up, [table.weight])[0].tolist()) == [1, 1, 3, 3, 3, 8]
     bag = nn.functional.embedding_bag(tokens, table.weight)
     assert rows_read(bag.sum(), [table.weight]) == [None]
 

@@ -7,8 +7,8 @@ import gatewise
 from gatewise import testing
 from gatewise.cells import GRU, RNN, LayerNormLSTM
 from gatewise.contract.problem import Layout, Problem
-from gatewise.kernels.persistent import replay
 from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.sizes.gradients import gradients_dtype
 
 pytestmark = pytest.mark.gpu
 

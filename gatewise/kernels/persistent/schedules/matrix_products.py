@@ -186,9 +186,7 @@ def weight_gradients(
         if own is not None and receiver is not None:
             for sums, room in zip(of_steps, own.dsums, strict=True):
                 torch.mul(sums, receiver.scale, out=room)
-            detached = [(w_ih.detach(), w_hh.detach()) for w_ih, w_hh in matrices]
-            flat = [matrix for pair in matrices for matrix in pair]
-            receiver.leave(flat, functools.partial(_write_from_factors, problem, detached))
+            receiver.leave(functools.partial(_from_factors, problem, matrices))
             return
         recurrent: list[list[Factors]] = []
         for direction in range(directions):
@@ -223,10 +221,14 @@ class _Factors(NamedTuple):
         return cls(x, others[: len(others) // 2], others[len(others) // 2 :])
 
 
-def _write_from_factors(problem: Problem, matrices: Sequence[tuple[Tensor, Tensor]], factors: Sequence[Tensor]) -> None:
+def _from_factors(
+    problem: Problem, matrices: Sequence[tuple[Tensor, Tensor]], factors: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return the gradients of the matrices of each direction, which are written to their memory."""
     x, dsums, before = _Factors.of(factors)
     recurrent: list[list[Factors]] = [[(sums.t(), states)] for sums, states in zip(dsums, before, strict=True)]
     _multiply_all(problem, x, dsums, recurrent, matrices, Scratch(x))
+    return [matrix for pair in matrices for matrix in pair]
 
 
 def _multiply_all(
