@@ -37,6 +37,8 @@ class TokenFactors(NamedTuple):
         weights: The places of the weights among the tensors that the node reads, as in `next_functions`.
         gradients: The dtype of the gradients of these weights.
         flops: The floating-point operations of the products.
+        most_tokens: The largest number of tokens, of all processes together, for which the products are computed in the
+            same way; None without a limit.
     """
 
     tokens: int
@@ -45,6 +47,7 @@ class TokenFactors(NamedTuple):
     weights: tuple[int, ...]
     gradients: torch.dtype
     flops: int
+    most_tokens: int | None = None
 
     @property
     def nbytes(self) -> int:

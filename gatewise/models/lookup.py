@@ -13,6 +13,7 @@ from gatewise.contract.data_parallel import multiprocessors_left
 from gatewise.contract.token_factors import TokenFactors
 
 _NO_PADDING = -1
+_MOST_UNSORTED = 3072  # tokens; PyTorch sorts more of them before it adds up their gradients, which takes longer
 
 
 def looked_up(table: nn.Embedding, tokens: Tensor) -> Tensor:
@@ -41,7 +42,7 @@ class _Lookup(torch.autograd.Function):
         ctx.rows = len(weight)
         ctx.rows_read = tokens
         widths, dtypes = (weight.shape[1], 1), (weight.dtype, tokens.dtype)
-        ctx.token_factors = TokenFactors(tokens.numel(), widths, dtypes, (0,), weight.dtype, flops=0)
+        ctx.token_factors = TokenFactors(tokens.numel(), widths, dtypes, (0,), weight.dtype, 0, _MOST_UNSORTED)
         return functional.embedding(tokens, weight)
 
     @staticmethod

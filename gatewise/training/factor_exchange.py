@@ -49,7 +49,7 @@ class FactorExchange:
         self.weights = candidate.weights
         self._processes, self._tell = processes, ready
         self._receiver = FactorReceiver(candidate.stated, processes.rank, processes.count, self._ready)
-        self._sent: list[Finish] | None = None
+        self._sent: Finish | None = None
         candidate.node.factor_receiver = self._receiver
 
     def _ready(self) -> None:
@@ -59,12 +59,12 @@ class FactorExchange:
     def start(self) -> None:
         """Send the factors of this process, if this has not been done."""
         if self._sent is None:
-            self._sent = [self._processes.start_all_gather_into(room) for room in self._receiver.rooms]
+            self._sent = self._processes.start_all_gather_into(self._receiver.rooms)
 
     def finish(self) -> None:
         """Wait for the factors of all processes, and give each weight the mean of the gradients."""
-        for each in self._sent or ():
-            each()
+        if self._sent is not None:
+            self._sent()
         for weight, gradient in zip(self.weights, self._receiver.gradients(), strict=True):
             weight.grad = gradient
 
@@ -99,6 +99,8 @@ def saves_time(stated: TokenFactors, weights: Sequence[torch.Tensor], count: int
         count: The number of processes.
         bfloat16: Whether gradients are sent in bfloat16.
     """
+    if stated.most_tokens is not None and count * stated.tokens > stated.most_tokens:
+        return False
     values = sum([each.numel() * (2 if bfloat16 else each.element_size()) for each in weights])
     # A process receives n - 1 parts in an all-gather, and in an all-reduce 2 (n - 1) / n of the gradients.
     factors = (count - 1) * (stated.nbytes + stated.flops / _FLOPS_OF_A_BYTE)

@@ -163,21 +163,20 @@ class Processes:
 
         return finish
 
-    def start_all_gather_into(self, tensor: torch.Tensor) -> Finish:
-        """Begin to gather a part of a tensor from each process (all-gather), and return a function that waits for all.
+    def start_all_gather_into(self, tensors: Sequence[torch.Tensor]) -> Finish:
+        """Begin to gather a part of each tensor from each process, and return a function that waits for all.
+
+        It is one collective for all tensors (a coalesced all-gather): in a CUDA graph each has a branch of its own.
 
         Args:
-            tensor: The contiguous tensor [processes, ...], of which each process has written the part of its rank.
+            tensors: Contiguous tensors [processes, N, ...], of which each process has written the part of its rank.
         """
         if self.count == 1:
             return _nothing
-        work = distributed.all_gather_into_tensor(tensor.flatten(0, 1), tensor[self.rank], async_op=True)
-
-        def finish() -> None:
-            assert work is not None  # there is a process group of which this process is a member
-            work.wait()
-
-        return finish
+        with distributed._coalescing_manager(async_ops=True) as together:
+            for tensor in tensors:
+                distributed.all_gather_into_tensor(tensor.flatten(0, 1), tensor[self.rank])
+        return together.wait
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor over the processes."""
