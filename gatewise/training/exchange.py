@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from gatewise.contract import early_gradients
 from gatewise.contract.early_gradients import EarlyGradients
-from gatewise.training.factor_exchange import Candidate, FactorExchange, candidates, number_of, saves_time
+from gatewise.training.factor_exchange import FactorExchange, candidates, chosen, number_of
 from gatewise.training.processes import LARGE_BYTES, Finish, Processes
 
 _LOOK_UP = "EmbeddingBackward0"
@@ -208,26 +208,19 @@ class GradientExchange:
         The processes tell each other which weights these are, and send gradients where they do not agree.
         """
         possible = candidates(_nodes(loss), weights_read_once(loss, trained))
-        chosen = [each for each in possible if self._sends_factors(each)]
-        (first, *others) = self._numbers("factors", number_of(chosen, weights))
+        count = self._processes.count
+        taken = chosen(possible, count, bfloat16=self._bfloat16, least_bytes=LARGE_BYTES)
+        (first, *others) = self._numbers("factors", number_of(taken, weights, _kind_of(self._processes.device)))
         if any(other != first for other in others):
             return {}
         found: dict[torch.Tensor, FactorExchange] = {}
-        for each in chosen:
+        for each in taken:
             found.update(dict.fromkeys(each.weights, FactorExchange(self._processes, each, self._ready)))
         return found
 
     def _ready(self, weight: torch.Tensor) -> None:
         """Take note that the factors of a weight's gradient have been computed."""
         self._turns.ready(weight)
-
-    def _sends_factors(self, candidate: Candidate) -> bool:
-        matrices = [each for each in candidate.weights if each.dim() > 1]
-        # Small ones are sent together in any case. Of 16-bit factors, only bfloat16 has the range of the gradients.
-        large = all(each.nbytes >= LARGE_BYTES for each in matrices)
-        halves = torch.float16 in candidate.stated.dtypes
-        count = self._processes.count
-        return large and not halves and saves_time(candidate.stated, matrices, count, bfloat16=self._bfloat16)
 
     def _rows_of(self, loss: torch.Tensor, weights: set[nn.Parameter]) -> dict[torch.Tensor, EmbeddingRows]:
         """Return the rows to send of each embedding that is not sent as a whole."""
@@ -367,6 +360,10 @@ def _gradient(weight: torch.Tensor) -> torch.Tensor:
 
 def _nothing_to_start(tensor: torch.Tensor) -> Finish:
     raise AssertionError("no tensor has a turn")
+
+
+def _kind_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _is_captured(device: torch.device) -> bool:

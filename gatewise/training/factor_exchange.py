@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,8 +19,17 @@ Between two H200s, an all-reduce of 36 MB takes 148 us, and products of 6016 x 1
 us longer (`benchmarks/results/collectives.jsonl` and `product_times.jsonl`): 840 TFLOP/s, and 0.24 TB/s.
 """
 
+_MOST_OF_GRADIENTS = 0.6
+"""The largest cost of factors, in bytes, as a share of the bytes of the gradients.
 
-class Candidate(NamedTuple):
+Gradients are sent while the backward pass goes on, and products cannot be hidden, so that a smaller cost is not always
+a gain. Two H200s took 0.89 of the time at a share of 0.26, 0.96 at 0.42, 0.99 at 0.52, and 1.04 at 1.02
+(`benchmarks/results/factor_exchange.jsonl`).
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
     """A node of an autograd graph that can leave the factors of gradients.
 
     Attributes:
@@ -90,32 +100,65 @@ def candidates(
     return found
 
 
-def saves_time(stated: TokenFactors, weights: Sequence[torch.Tensor], count: int, *, bfloat16: bool) -> bool:
-    """Return whether sending factors and multiplying those of all processes takes less time than sending gradients.
+def chosen(found: Iterable[Candidate], count: int, *, bfloat16: bool, least_bytes: int) -> list[Candidate]:
+    """Return the nodes whose factors are sent, which is estimated to take less time than sending their gradients.
 
     Args:
-        stated: The factors.
-        weights: The weights.
+        found: The nodes.
+        count: The number of processes.
+        bfloat16: Whether gradients are sent in bfloat16.
+        least_bytes: The size from which on a gradient is sent by itself; smaller ones are sent together in any case.
+    """
+    fit = [
+        each
+        for each in found
+        # Of 16-bit factors, only bfloat16 has the range of the gradients.
+        if torch.float16 not in each.stated.dtypes
+        and all(weight.nbytes >= least_bytes for weight in each.weights if weight.dim() > 1)
+        and (each.stated.most_tokens is None or count * each.stated.tokens <= each.stated.most_tokens)
+    ]
+    taken: list[Candidate] = []
+    for each in sorted(fit, key=lambda each: share([each], count, bfloat16=bfloat16)):
+        alone, together = (share(group, count, bfloat16=bfloat16) for group in ([each], [*taken, each]))
+        if alone >= 1 or together > _MOST_OF_GRADIENTS:
+            break
+        taken.append(each)
+    return [each for each in fit if each in taken]  # in an order in which gradients are computed
+
+
+def share(found: Sequence[Candidate], count: int, *, bfloat16: bool) -> float:
+    """Return the cost of factors, in bytes, as a share of the bytes of their gradients.
+
+    Args:
+        found: The nodes, at least one.
         count: The number of processes.
         bfloat16: Whether gradients are sent in bfloat16.
     """
-    if stated.most_tokens is not None and count * stated.tokens > stated.most_tokens:
-        return False
+    cost = sum([_cost(each.stated, count) for each in found])
+    return cost / sum([_sent(each.weights, count, bfloat16=bfloat16) for each in found])
+
+
+def _cost(stated: TokenFactors, count: int) -> float:
+    """Return the bytes that a process receives in an all-gather of factors, and those in the time of the products."""
+    return (count - 1) * (stated.nbytes + stated.flops / _FLOPS_OF_A_BYTE)
+
+
+def _sent(weights: Sequence[torch.Tensor], count: int, *, bfloat16: bool) -> float:
+    """Return the bytes that a process receives in an all-reduce of gradients."""
     values = sum([each.numel() * (2 if bfloat16 else each.element_size()) for each in weights])
-    # A process receives n - 1 parts in an all-gather, and in an all-reduce 2 (n - 1) / n of the gradients.
-    factors = (count - 1) * (stated.nbytes + stated.flops / _FLOPS_OF_A_BYTE)
-    return factors < 2 * (count - 1) / count * values
+    return 2 * (count - 1) / count * values
 
 
-def number_of(chosen: Sequence[Candidate], weights: Sequence[torch.Tensor]) -> int:
-    """Return a number that is equal for the same factors of the same weights; 0 for none.
+def number_of(found: Sequence[Candidate], weights: Sequence[torch.Tensor], kind: str) -> int:
+    """Return a number that is equal for the same factors of the same weights on devices of one kind; 0 for none.
 
     Args:
-        chosen: The nodes.
+        found: The nodes.
         weights: All weights, in the same order in all processes.
+        kind: The name of the device: libraries compute products in one way on equal devices.
     """
-    if not chosen:
+    if not found:
         return 0
     places = {weight: place for place, weight in enumerate(weights)}
-    told = [(str(each.stated), [places[weight] for weight in each.weights]) for each in chosen]
-    return 1 + int.from_bytes(hashlib.blake2b(repr(told).encode(), digest_size=7).digest())
+    told = [(str(each.stated), [places[weight] for weight in each.weights]) for each in found]
+    return 1 + int.from_bytes(hashlib.blake2b(repr((kind, told)).encode(), digest_size=7).digest())

@@ -18,7 +18,7 @@ from gatewise.models.chunked_softmax import weighted_token_loss
 from gatewise.training import exchange, factor_exchange
 from gatewise.training import processes as of_processes
 from gatewise.training.exchange import GradientExchange
-from gatewise.training.factor_exchange import Candidate, candidates, number_of, saves_time
+from gatewise.training.factor_exchange import Candidate, candidates, chosen, number_of
 from gatewise.training.processes import Processes
 
 TOKENS, INPUTS, OUTPUTS = 6, 40, 48
@@ -203,16 +203,44 @@ def stated(tokens=4, **changes):
     return TokenFactors(tokens, (8, 16), dtypes, (1,), torch.float32, 2 * tokens * 8 * 16)._replace(**changes)
 
 
-def test_few_tokens_save_time():
-    weight = [torch.empty(800, 1600)]
-    few = TokenFactors(100, (800, 1600), (torch.bfloat16,) * 2, (1,), torch.float32, 2 * 100 * 800 * 1600)
-    assert saves_time(few, weight, 2, bfloat16=False)
-    assert not saves_time(few._replace(tokens=1500), weight, 2, bfloat16=False)
+def candidate(tokens, rows=800, columns=1600, dtype=torch.bfloat16, **changes):
+    """Return a node with a weight [rows, columns], whose factors are of the dtype."""
+    said = TokenFactors(tokens, (rows, columns), (dtype, dtype), (1,), torch.float32, 2 * tokens * rows * columns)
+    return Candidate(None, said._replace(**changes), (torch.empty(rows, columns),))
+
+
+def choice(*found, count=2, bfloat16=False, least_bytes=1):
+    return chosen(found, count, bfloat16=bfloat16, least_bytes=least_bytes)
+
+
+def test_factors_of_few_tokens_are_sent():
+    few = candidate(300)
+    assert choice(few) == [few]
+    assert choice(candidate(700)) == []
     # The more processes, the more factors.
-    assert not saves_time(few, weight, 64, bfloat16=False)
+    assert choice(few, count=16) == []
     # Half the bytes of the gradient are saved otherwise.
-    assert saves_time(few._replace(tokens=700), weight, 2, bfloat16=False)
-    assert not saves_time(few._replace(tokens=700), weight, 2, bfloat16=True)
+    assert choice(candidate(400)) != []
+    assert choice(candidate(400), bfloat16=True) == []
+
+
+def test_small_weights_half_factors_and_too_many_tokens_are_not_sent():
+    few = candidate(100)
+    assert choice(few, least_bytes=few.weights[0].nbytes) == [few]
+    assert choice(few, least_bytes=few.weights[0].nbytes + 1) == []
+    assert choice(candidate(100, dtype=torch.float16)) == []
+    assert choice(candidate(100, most_tokens=199)) == []
+    assert len(choice(candidate(100, most_tokens=200))) == 1
+
+
+def test_the_costs_of_all_factors_together_limit_them():
+    cheap, dear, another = candidate(50), candidate(880), candidate(890)
+    assert choice(dear) == []
+    assert choice(dear, cheap) == [dear, cheap]
+    assert choice(another, dear, cheap) == [dear, cheap]
+    # Not in place of a gradient that is fewer bytes.
+    assert choice(candidate(950), cheap, candidate(40)) != []
+    assert len(choice(candidate(950), cheap, candidate(40))) == 2
 
 
 def test_only_weights_that_one_node_reads_are_candidates():
@@ -230,11 +258,12 @@ def test_only_weights_that_one_node_reads_are_candidates():
 
 def test_processes_recognise_the_same_factors_of_the_same_weights():
     weights = [torch.ones(2), torch.ones(3)]
-    one = Candidate(None, stated(), (weights[0],))
-    assert number_of([], weights) == 0
-    assert number_of([one], weights) == number_of([one._replace(node="another")], weights) > 0
-    for other in (one._replace(stated=stated(5)), one._replace(weights=(weights[1],))):
-        assert number_of([one], weights) != number_of([other], weights)
+    one = number_of([Candidate(None, stated(), (weights[0],))], weights, "cpu")
+    assert number_of([], weights, "cpu") == 0
+    assert number_of([Candidate("another node", stated(), (weights[0],))], weights, "cpu") == one > 0
+    assert number_of([Candidate(None, stated(), (weights[0],))], weights, "another device") != one
+    for other in (Candidate(None, stated(5), (weights[0],)), Candidate(None, stated(), (weights[1],))):
+        assert number_of([other], weights, "cpu") != one
 
 
 def test_a_node_that_leaves_nothing_is_an_error():
@@ -281,9 +310,8 @@ def test_a_captured_step_sends_the_factors_of_the_steps_before_it(monkeypatch):
             step(model)
 
 
-def test_the_estimate_of_products_is_part_of_the_choice(monkeypatch):
-    weight = [torch.empty(800, 1600)]
-    few = TokenFactors(700, (800, 1600), (torch.bfloat16,) * 2, (1,), torch.float32, 2 * 700 * 800 * 1600)
-    assert saves_time(few, weight, 2, bfloat16=False)
+def test_the_time_of_products_is_part_of_the_choice(monkeypatch):
+    few = candidate(300)
+    assert choice(few) == [few]
     monkeypatch.setattr(factor_exchange, "_FLOPS_OF_A_BYTE", 100)
-    assert not saves_time(few, weight, 2, bfloat16=False)
+    assert choice(few) == []
