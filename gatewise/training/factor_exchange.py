@@ -23,7 +23,7 @@ _MOST_OF_GRADIENTS = 0.6
 """The largest cost of factors, in bytes, as a share of the bytes of the gradients.
 
 Gradients are sent while the backward pass goes on, and products cannot be hidden, so that a smaller cost is not always
-a gain. Two H200s took 0.89 of the time at a share of 0.26, 0.96 at 0.42, 0.99 at 0.52, and 1.04 at 1.02
+a gain. On two H200s, a step took 0.89 of the time at a share of 0.26, 0.96 at 0.42, 0.99 at 0.53, and 1.02 at 0.94
 (`benchmarks/results/factor_exchange.jsonl`).
 """
 
