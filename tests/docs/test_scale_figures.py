@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gatewise.training.factor_exchange import _MOST_OF_GRADIENTS
+
 ROOT = Path(__file__).parents[2]
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
 WEIGHTS = 10_000 * 1500 * 2 + 10_000 + 4 * 6000 * 1500 + 4 * 6000
@@ -41,14 +43,31 @@ def test_how_much_faster_several_gpus_are(page):
     assert f"is {two:.1f} times as fast on two H200s as on one, and {four:.1f} times on four" in page
     translation = speed_up(H200, "iwslt-50-50-128", "gatewise train nmt", 128, 4)
     assert f"translation is {translation:.1f} times as fast on four" in page
-    few = [speed_up(H200, *LM, 20, count) for count in (2, 4)]
-    assert "not hidden: {:.1f} times on two H200s, and {:.1f} times on four.".format(*few) in page
-    # With one process no gradient is exchanged, and the way with rows is the same.
-    rows = [speed_up(H200, LM[0], f"{LM[1]}, rows", 20, count) for count in (2, 4)]
-    assert "in place of its matrix there: {:.1f} and {:.1f} times".format(*rows) in page
+    whole = speed_up(H200, LM[0], f"{LM[1]}, whole gradients", 20, 2)
+    assert f"On two GPUs training is then {whole:.1f} times as fast as on one." in page
+    factors = speed_up(H200, *LM, 20, 2)
+    assert f"which are the default, it is {factors:.1f} times as fast." in page
+    changes = " ".join((ROOT / "CHANGELOG.md").read_text("utf-8").split())
+    assert f"is {factors:.2f} times as fast as on one ({whole:.2f} with whole gradients)" in changes
     steps = steps_of(H200)
+    # With the factors, which are rows in the case of an embedding.
+    assert steps[LM[0], f"{LM[1]}, rows", 2, 20] == pytest.approx(steps[*LM, 2, 20], rel=0.01)
     assert steps[LM[0], f"{LM[1]}, rows", 2, 20] < steps[LM[0], f"{LM[1]}, rows, bfloat16", 2, 20]
     assert f"{4 * WEIGHTS / 1e6:.0f} MB in float32" in page
+
+
+def test_where_factors_of_gradients_take_less_time(page):
+    steps = {each["batch"]: each for each in lines("factor_exchange.jsonl")}
+    ratios = {batch: each["us_factors"] / each["us_whole"] for batch, each in steps.items()}
+    told = f"take {ratios[20]:.2f} of the time of a step, those of 1,400 tokens {ratios[40]:.2f}"
+    assert f"the factors of {20 * 35} tokens on each {told}" in page
+    said = " ".join((ROOT / "gatewise/training/factor_exchange.py").read_text("utf-8").split())
+    first, *others = [(f"{ratios[batch]:.2f}", f"{steps[batch]['share']:.2f}") for batch in (20, 32, 40, 64)]
+    after = ["{} at {}".format(*each) for each in others]
+    told = f"a step took {first[0]} of the time at a share of {first[1]}, {after[0]}, {after[1]}, and {after[2]}"
+    assert told in said
+    for each in steps.values():  # the choice that the measurement is for
+        assert (each["us_factors"] < each["us_whole"]) == (each["share"] <= _MOST_OF_GRADIENTS)
 
 
 def test_the_readme_states_the_speed_of_several_gpus():
