@@ -21,6 +21,7 @@ from gatewise.kernels.carried import (
     without_hidden,
 )
 from gatewise.kernels.criteria import is_fused
+from gatewise.kernels.stepwise import padding
 from gatewise.kernels.stepwise.criteria import CRITERIA
 from gatewise.kernels.stepwise.parameters import kept_dtype, statistics_count
 from gatewise.kernels.stepwise.plan import FEWEST_STEPS, held_bytes, memory_bytes, product_layout_of, runs_of
@@ -54,7 +55,10 @@ class _Stepwise:
     def algorithm(self, problem: Problem, device: Device) -> str:
         if is_single_call(problem, device):
             return "one launch for each layer, which computes the products, too"
-        layout = str(product_layout_of(problem, device))
+        wide = padding.padded(problem)
+        layout = str(product_layout_of(wide, device))
+        if wide is not problem:
+            layout += f", sizes rounded up to {wide.input_size} and {wide.hidden_size}"
         return layout if is_fused(problem.cell) else f"{layout}, a block of threads for each sequence"
 
     def work(self, problem: Problem, device: Device) -> Work:
@@ -65,6 +69,8 @@ class _Stepwise:
                 launches=problem.num_layers,
                 operators=3,  # which allocate the results
             )
+        if padding.padded(problem) is not problem:
+            return self.work(padding.padded(problem), device) + padding.work(problem)
         layers, directions = problem.num_layers, problem.num_directions
         passes, loops = (3, 2) if problem.needs_grad else (1, 1)
         tokens = problem.time * problem.batch * directions
@@ -97,6 +103,8 @@ class _Stepwise:
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         if not problem.needs_grad:
             return ()
+        if padding.padded(problem) is not problem:
+            return (padding.kept_output(problem), *self.kept(padding.padded(problem), device))
         tokens = (problem.num_directions, problem.time, problem.batch)
         output = TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)
         gates = TensorSpec((*tokens, len(problem.cell.sums) * problem.hidden_size), problem.dtype)
@@ -109,6 +117,8 @@ class _Stepwise:
     def workspace_bytes(self, problem: Problem, device: Device) -> int:
         if is_single_call(problem, device):
             return 0
+        if padding.padded(problem) is not problem:
+            return self.workspace_bytes(padding.padded(problem), device) + padding.workspace_bytes(problem)
         planes = problem.time * problem.batch * problem.num_directions * problem.hidden_size * problem.element_bytes
         # In inference the gates are not kept; in a traced call the gradients do not overwrite the gates.
         gates = len(problem.cell.sums) * planes if problem.traced or not problem.needs_grad else 0
@@ -131,6 +141,10 @@ class _Stepwise:
 
         if is_single_call(problem, Device.probe(inputs.x.device)):
             return single.single_call(problem, inputs)
+        wide = padding.padded(problem)
+        if wide is not problem:
+            between = padding.Padding(problem)
+            return between.result(self.forward(wide, between.inputs(inputs)))
         if not carries_hidden(problem):
             return stack.forward(problem, inputs, layer.forward)
         return without_hidden(problem, stack.forward(problem, as_carried(problem, inputs), layer.forward))
@@ -140,6 +154,11 @@ class _Stepwise:
     ) -> InputGradients:
         from gatewise.kernels.stepwise import layer
 
+        wide = padding.padded(problem)
+        if wide is not problem:
+            between = padding.Padding(problem)
+            inputs, gradients = between.inputs(inputs), between.above(gradients)
+            return between.gradients(self.backward(wide, inputs, between.kept(result, inputs), gradients, needs))
         if not carries_hidden(problem):
             return stack.backward(problem, inputs, result, gradients, needs, layer.backward)
         inputs, gradients = as_carried(problem, inputs), gradients_as_carried(problem, gradients)

@@ -1,0 +1,186 @@
+"""Calls whose rows libraries multiply slowly, computed with sizes rounded up to multiples of 16 bytes.
+
+The fast matrix kernels of GPUs read rows at multiples of 16 bytes. All tensors are therefore padded with zeros, and
+results are cropped. The weights of the units that are added are zero, to them and from them: their hidden states stay
+zero, they contribute nothing to the sums of other units, and nothing to gradients.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gatewise.cells import Cell
+from gatewise.cells.step import next_states
+from gatewise.contract.kernel import TensorSpec, Work
+from gatewise.contract.problem import Problem
+from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
+from gatewise.kernels.criteria import is_fused
+from gatewise.kernels.stepwise.plan import Products, products_of
+
+_ALIGNMENT = 16  # bytes
+LEAST_UNITS = 256
+"""The least number of hidden units; products of fewer take little time however they are computed."""
+
+
+@functools.lru_cache(maxsize=4096)
+def padded(problem: Problem) -> Problem:
+    """Return the problem with rounded sizes; the problem itself if it is computed as it is."""
+    values = _ALIGNMENT // problem.element_bytes
+    hidden, features = (-(-size // values) * values for size in (problem.hidden_size, problem.input_size))
+    fits = problem.hidden_size >= LEAST_UNITS and not problem.proj_size and is_fused(problem.cell)
+    if not fits or products_of(problem) is Products.EXACT or not _rests_at_zero(problem.cell):
+        return problem
+    if (hidden, features) == (problem.hidden_size, problem.input_size):
+        return problem
+    return problem.replace(hidden_size=hidden, input_size=features)
+
+
+@functools.lru_cache(maxsize=256)
+def _rests_at_zero(cell: Cell) -> bool:
+    """Return whether a unit of a cell stays at zero if its sums are zero, so that 0 x NaN or infinity cannot occur."""
+    zero = torch.zeros((), dtype=torch.float64, device="cpu")
+    sums, states = dict.fromkeys(cell.sums, zero), dict.fromkeys(("h", *cell.states), zero)
+    hidden, after = next_states(cell, sums, states)
+    starts = (cell.initial_value(name) for name in ("h", *cell.states))
+    return not any(map(float, (hidden, *after))) and not any(starts)
+
+
+class Padding:
+    """The conversion between the tensors of a problem and those of the padded problem.
+
+    Args:
+        problem: The problem.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        wide = padded(problem)
+        self._problem = problem
+        self._units = problem.hidden_size, wide.hidden_size
+        self._features = problem.input_size, wide.input_size
+
+    def inputs(self, inputs: Inputs) -> Inputs:
+        """Return the inputs with padding."""
+        sizes = self._sizes_of_weights()
+        weights = tuple([_wider(weight, each) for weight, each in zip(inputs.weights, sizes, strict=True)])
+        return inputs._replace(
+            x=_wider(inputs.x, (self._features,)),
+            h0=_wider(inputs.h0, (self._units,)),
+            c0=_wider(inputs.c0, (self._units,)),
+            weights=weights,
+            masks=tuple([_wider(mask, (self._units,)) for mask in inputs.masks]),
+        )
+
+    def result(self, found: Result) -> Result:
+        """Return the result of the padded problem without padding; what it keeps begins with its outputs."""
+        y, h_n, c_n = (_narrower(each, (self._units,)) for each in (found.y, found.h_n, found.c_n))
+        return Result(y, h_n, c_n, (found.y, *found.kept) if self._problem.needs_grad else ())
+
+    def kept(self, result: Result, inputs: Inputs) -> Result:
+        """Return the result of the padded problem from that without padding.
+
+        Args:
+            result: The result that `result` returned.
+            inputs: The padded inputs. Their states take the places of the final ones, which no backward pass reads.
+        """
+        y, *kept = result.kept
+        return Result(y, inputs.h0, inputs.c0, tuple(kept))
+
+    def above(self, gradients: OutputGradients) -> OutputGradients:
+        """Return the gradients of the outputs with padding."""
+        return OutputGradients(*[None if each is None else _wider(each, (self._units,)) for each in gradients])
+
+    def gradients(self, found: InputGradients) -> InputGradients:
+        """Return the gradients of the inputs without padding."""
+        weights = zip(found.weights, self._sizes_of_weights(), strict=True)
+        return InputGradients(
+            None if found.x is None else _narrower(found.x, (self._features,)),
+            None if found.h0 is None else _narrower(found.h0, (self._units,)),
+            None if found.c0 is None else _narrower(found.c0, (self._units,)),
+            tuple([None if each is None else _narrower(each, sizes) for each, sizes in weights]),
+        )
+
+    def _sizes_of_weights(self) -> list[tuple[tuple[int, int], ...]]:
+        found: list[tuple[tuple[int, int], ...]] = []
+        for layer in range(self._problem.num_layers):
+            inputs = self._features if layer == 0 else self._units
+            own = [(self._units, inputs), (self._units, self._units), *[(self._units,)] * (2 * self._problem.bias)]
+            found += own * self._problem.num_directions
+        return found
+
+
+def kept_output(problem: Problem) -> TensorSpec:
+    """Return the padded output, which a call keeps besides what the padded problem keeps."""
+    wide = padded(problem)
+    return TensorSpec((wide.time, wide.batch, wide.output_size), wide.dtype)
+
+
+def work(problem: Problem) -> Work:
+    """Return the work of padding and cropping all tensors of a call."""
+    wide = padded(problem)
+    passes = 2 if problem.needs_grad else 1
+    directions = problem.num_directions
+    weights = problem.num_layers * directions * (2 + 2 * problem.bias)
+    gaps = problem.num_layers - 1 if problem.dropout else 0
+    tokens = problem.time * problem.batch
+    # Tensors are filled with zeros and written, and cropped tensors are read and written.
+    rows = tokens * (3 * wide.input_size + 2 * wide.output_size) * passes
+    return Work(
+        bytes_moved=(rows + 3 * passes * wide.parameter_count) * problem.element_bytes,
+        launches=(2 * (weights + 3 + gaps) + 3) * passes + (weights + 3 if problem.needs_grad else 0),
+        operators=(4 * (weights + 3 + gaps) + 6) * passes + (2 * (weights + 3) if problem.needs_grad else 0),
+    )
+
+
+def workspace_bytes(problem: Problem) -> int:
+    """Return the memory of the padded tensors of a pass beside the workspace of the padded problem."""
+    wide = padded(problem)
+    tokens, states = wide.time * wide.batch, wide.num_layers * wide.num_directions * wide.batch * wide.hidden_size
+    outputs = tokens * wide.output_size * (2 if problem.needs_grad else 1)
+    weights = wide.parameter_count * (2 if problem.needs_grad else 1)
+    return (tokens * wide.input_size + outputs + weights + 4 * states) * wide.element_bytes
+
+
+def _wider(tensor: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
+    """Return a tensor whose last dimensions are blocks of some size, each padded with zeros to another size.
+
+    Args:
+        tensor: The tensor.
+        sizes: The size of a block before and after, for each of the last dimensions.
+    """
+    if all(before == after for before, after in sizes):
+        return tensor
+    first = tensor.dim() - len(sizes)
+    counts = [length // before for length, (before, _) in zip(tensor.shape[first:], sizes, strict=True)]
+    shape = [count * after for count, (_, after) in zip(counts, sizes, strict=True)]
+    wide = tensor.new_zeros(*tensor.shape[:first], *shape)
+    _cropped(wide, sizes).copy_(_in_blocks(tensor, [before for before, _ in sizes]))
+    return wide
+
+
+def _narrower(tensor: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
+    """Return a tensor without the padding of `_wider`."""
+    if all(before == after for before, after in sizes):
+        return tensor
+    first = tensor.dim() - len(sizes)
+    shape = [length // after * before for length, (before, after) in zip(tensor.shape[first:], sizes, strict=True)]
+    return _cropped(tensor, sizes).reshape(*tensor.shape[:first], *shape)
+
+
+def _cropped(wide: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
+    blocks, first = _in_blocks(wide, [after for _, after in sizes]), wide.dim() - len(sizes)
+    for place, (before, _) in enumerate(sizes):
+        blocks = blocks.narrow(first + 2 * place + 1, 0, before)
+    return blocks
+
+
+def _in_blocks(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return a view in which each of the last dimensions is two: the blocks, and the values of a block."""
+    first = tensor.dim() - len(sizes)
+    for place, size in enumerate(sizes):
+        dimension = first + 2 * place
+        tensor = tensor.unflatten(dimension, (tensor.shape[dimension] // size, size))
+    return tensor

@@ -1,0 +1,168 @@
+"""Sizes that are rounded up to multiples of 16 bytes: the same results, from the tensors of a wider problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+import gatewise
+from gatewise import testing
+from gatewise.cells import GRU, LSTM, MGU, RNN, Cell, CoupledLSTM, PeepholeLSTM, Regularised
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.saved import Needs
+from gatewise.kernels.eager import eager
+from gatewise.kernels.stepwise import recording, stepwise
+from gatewise.kernels.stepwise.padding import LEAST_UNITS, Padding, padded
+from gatewise.kernels.stepwise.plan import memory_bytes
+from gatewise.selection import cost
+
+CELLS = [LSTM(), GRU(), RNN("relu"), CoupledLSTM(), MGU()]
+ODD = Problem(5, 3, LEAST_UNITS + 3, LEAST_UNITS + 5, allow_tf32=True, needs_grad=True)
+H200 = Device.named("h200")
+
+
+class Restless(Cell):
+    """A cell whose units do not stay at zero."""
+
+    gates = ("a",)
+
+    def step(self, gate: Any, state: Any) -> tuple[Any, Mapping[str, Any]]:
+        return torch.sigmoid(gate.a), {}
+
+
+def tensors(result, gradients):
+    return *result[:3], gradients.x, gradients.h0, gradients.c0, *gradients.weights
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=repr)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_the_wider_problem_has_the_same_results(cell, bidirectional):
+    problem = ODD.replace(cell=cell, bidirectional=bidirectional, num_layers=2, dropout=0.3)
+    wide, between = padded(problem), Padding(problem)
+    assert (wide.input_size, wide.hidden_size) == (LEAST_UNITS + 4, LEAST_UNITS + 8)
+    inputs = testing.make_inputs(problem, "cpu")
+    above = testing.make_gradients(problem, inputs)
+    result = eager.forward(problem, inputs)
+    expected = tensors(result, eager.backward(problem, inputs, result, above, Needs()))
+    wider = between.inputs(inputs)
+    found = between.result(eager.forward(wide, wider))
+    gradients = eager.backward(wide, wider, between.kept(found, wider), between.above(above), Needs())
+    for one, other in zip(tensors(found, between.gradients(gradients)), expected, strict=True):
+        assert one.shape == other.shape
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_not_wanted_is_not_computed():
+    between, inputs = Padding(ODD), testing.make_inputs(ODD, "cpu")
+    wide, wider = padded(ODD), between.inputs(inputs)
+    above = between.above(testing.make_gradients(ODD, inputs)._replace(h_n=None))
+    assert above.h_n is None
+    result = eager.forward(wide, wider)
+    found = between.gradients(eager.backward(wide, wider, result, above, Needs(x=False, weights=False)))
+    assert found.x is None
+    assert set(found.weights) == {None}
+    assert between.result(result).kept[0] is result.y
+    assert Padding(ODD.replace(needs_grad=False)).result(result).kept == ()
+
+
+def test_which_calls_are_padded():
+    half = ODD.replace(dtype=torch.bfloat16)
+    assert (padded(half).input_size, padded(half).hidden_size) == (LEAST_UNITS + 8, LEAST_UNITS + 8)
+    only_x = ODD.replace(hidden_size=LEAST_UNITS)
+    assert (padded(only_x).input_size, padded(only_x).hidden_size) == (LEAST_UNITS + 4, LEAST_UNITS)
+    for same in (
+        ODD.replace(hidden_size=LEAST_UNITS, input_size=LEAST_UNITS),
+        ODD.replace(hidden_size=LEAST_UNITS - 1),
+        ODD.replace(allow_tf32=False),
+        ODD.replace(dtype=torch.float64),
+        ODD.replace(proj_size=7),
+        ODD.replace(cell=PeepholeLSTM()),
+        ODD.replace(cell=Restless()),
+        ODD.replace(cell=Regularised(LSTM(), zoneout=(0.1, 0.1))),
+    ):
+        assert padded(same) is same
+
+
+def test_the_decision_names_the_sizes():
+    assert stepwise.algorithm(ODD, H200).endswith("sizes rounded up to 260 and 264")
+    plain, work = stepwise.work(padded(ODD), H200), stepwise.work(ODD, H200)
+    assert work.matmul_flops == plain.matmul_flops
+    assert work.bytes_moved > plain.bytes_moved
+    assert work.launches > plain.launches
+    assert stepwise.workspace_bytes(ODD, H200) > stepwise.workspace_bytes(padded(ODD), H200)
+    assert stepwise.kept(ODD, H200)[0].shape == (5, 3, LEAST_UNITS + 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("cell", CELLS, ids=repr)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_layers": 3, "dropout": 0.3},
+        {"bidirectional": True, "layout": Layout.DEVICE_LENGTHS},
+        {"layout": Layout.HOST_LENGTHS, "num_layers": 2},
+        {"resets": True},
+        {"bias": False, "time": 1},
+        {"hidden_size": 1500, "batch": 130, "input_size": 37},
+        {"needs_grad": False, "time": 40, "num_layers": 2},
+    ],
+    ids=str,
+)
+def test_agrees_with_the_oracle(changes, cell, dtype):
+    problem = ODD.replace(time=9, batch=20, dtype=dtype, cell=cell, **changes)
+    assert padded(problem) is not problem
+    testing.check_kernel(stepwise, problem, "cuda")
+
+
+@pytest.mark.gpu
+def test_three_calls_in_a_row_in_a_graph_and_compiled():
+    torch.manual_seed(0)
+    layer = gatewise.LSTM(261, 301, 2, kernel="stepwise", device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(12, 30, 261, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    free = torch.full((1 << 26,), torch.nan, device="cuda")
+    del free  # memory that is used again is full of NaN
+
+    def step(call=layer):
+        y, _ = call(x)
+        return y, *torch.autograd.grad(y.float().square().sum(), [x, *layer.parameters()])
+
+    expected = step()
+    for found in (step(), step(), step(torch.compile(layer))):
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for _ in range(3):
+        graph.replay()
+        for one, other in zip(captured, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+def test_memory_is_what_was_predicted():
+    problem = Problem(30, 256, 700, 1500, dtype=torch.bfloat16, needs_grad=True)
+    inputs = testing.make_inputs(problem, "cuda")
+    above = testing.make_gradients(problem, inputs)
+
+    def call():
+        result = stepwise.forward(problem, inputs)
+        return result, stepwise.backward(problem, inputs, result, above, Needs())
+
+    recording.release()
+    call()
+    torch.cuda.synchronize()
+    # The buffers of captured steps that stay allocated between calls exist already.
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    kept = call()
+    torch.cuda.synchronize()
+    measured = torch.cuda.max_memory_allocated() - before + memory_bytes(padded(problem))
+    assert len(kept) == 2
+    assert 0.9 <= measured / cost.peak_bytes(stepwise, problem, Device.probe("cuda")) <= 1.1
