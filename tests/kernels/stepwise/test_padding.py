@@ -115,7 +115,7 @@ def test_the_decision_names_the_sizes():
     ids=str,
 )
 def test_agrees_with_the_oracle(changes, cell, dtype):
-    problem = ODD.replace(time=9, batch=20, dtype=dtype, cell=cell, **changes)
+    problem = ODD.replace(**({"time": 9, "batch": 20, "dtype": dtype, "cell": cell} | changes))
     assert padded(problem) is not problem
     testing.check_kernel(stepwise, problem, "cuda")
 
