@@ -39,7 +39,7 @@ class _Stepwise:
     summary = "one library product and one element-wise launch per step"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
     sets_up_in_captures = True
-    widens_gradients = False
+    widens_gradients = True
     # Entry points in cuda/*.cu.
     traces = Traces(frozenset({"step_forward", "single_call"}), frozenset({"step_backward"}))
 
@@ -56,8 +56,8 @@ class _Stepwise:
         if is_single_call(problem, device):
             return "one launch for each layer, which computes the products, too"
         wide = padding.padded(problem)
-        layout = str(product_layout_of(wide, device))
-        if wide is not problem:
+        layout = str(product_layout_of(wide or problem, device))
+        if wide is not None:
             layout += f", sizes rounded up to {wide.input_size} and {wide.hidden_size}"
         return layout if is_fused(problem.cell) else f"{layout}, a block of threads for each sequence"
 
@@ -69,8 +69,8 @@ class _Stepwise:
                 launches=problem.num_layers,
                 operators=3,  # which allocate the results
             )
-        if padding.padded(problem) is not problem:
-            return self.work(padding.padded(problem), device) + padding.work(problem)
+        if (wide := padding.padded(problem)) is not None:
+            return self.work(wide, device) + padding.work(problem, wide)
         layers, directions = problem.num_layers, problem.num_directions
         passes, loops = (3, 2) if problem.needs_grad else (1, 1)
         tokens = problem.time * problem.batch * directions
@@ -103,8 +103,8 @@ class _Stepwise:
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         if not problem.needs_grad:
             return ()
-        if padding.padded(problem) is not problem:
-            return (padding.kept_output(problem), *self.kept(padding.padded(problem), device))
+        if (wide := padding.padded(problem)) is not None:
+            return (padding.kept_output(wide), *self.kept(wide, device))
         tokens = (problem.num_directions, problem.time, problem.batch)
         output = TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)
         gates = TensorSpec((*tokens, len(problem.cell.sums) * problem.hidden_size), problem.dtype)
@@ -117,8 +117,8 @@ class _Stepwise:
     def workspace_bytes(self, problem: Problem, device: Device) -> int:
         if is_single_call(problem, device):
             return 0
-        if padding.padded(problem) is not problem:
-            return self.workspace_bytes(padding.padded(problem), device) + padding.workspace_bytes(problem)
+        if (wide := padding.padded(problem)) is not None:
+            return self.workspace_bytes(wide, device) + padding.workspace_bytes(problem, wide)
         planes = problem.time * problem.batch * problem.num_directions * problem.hidden_size * problem.element_bytes
         # In inference the gates are not kept; in a traced call the gradients do not overwrite the gates.
         gates = len(problem.cell.sums) * planes if problem.traced or not problem.needs_grad else 0
@@ -141,9 +141,8 @@ class _Stepwise:
 
         if is_single_call(problem, Device.probe(inputs.x.device)):
             return single.single_call(problem, inputs)
-        wide = padding.padded(problem)
-        if wide is not problem:
-            between = padding.Padding(problem)
+        if (wide := padding.padded(problem)) is not None:
+            between = padding.Padding(problem, wide)
             return between.result(self.forward(wide, between.inputs(inputs)))
         if not carries_hidden(problem):
             return stack.forward(problem, inputs, layer.forward)
@@ -154,9 +153,8 @@ class _Stepwise:
     ) -> InputGradients:
         from gatewise.kernels.stepwise import layer
 
-        wide = padding.padded(problem)
-        if wide is not problem:
-            between = padding.Padding(problem)
+        if (wide := padding.padded(problem)) is not None:
+            between = padding.Padding(problem, wide)
             inputs, gradients = between.inputs(inputs), between.above(gradients)
             return between.gradients(self.backward(wide, inputs, between.kept(result, inputs), gradients, needs))
         if not carries_hidden(problem):

@@ -126,6 +126,7 @@ def _weight_gradients(
     factors = factors_of(problem, layer)
     h0 = dropped(h0, factors)
     gradients: list[Tensor | None] = []
+    wide = _gradients_dtype(problem)
     for direction, share in enumerate(chain.dgates):
         history, flat = outputs[:, :, direction], share.flatten(0, 1)
         # Each step's gradient is multiplied by the hidden state before the step; before the first step, that is h0.
@@ -136,16 +137,16 @@ def _weight_gradients(
             # In both directions, a border is between the same steps.
             before = torch.where(resets[1:].unsqueeze(2), 0, before)
         before = dropped(before, None if factors is None else factors[direction])
-        w_hh = x.new_empty(problem.gate_rows, h0.shape[2])
+        w_ih, w_hh = (x.new_empty(problem.gate_rows, width, dtype=wide) for width in (features, h0.shape[2]))
         for run in recurrent_runs(problem.cell):
             rows = run.rows_of(w_hh, size)
-            torch.mm(run.columns_of(first, size).t(), h0[direction], out=rows)
+            deep_products.mm(run.columns_of(first, size).t(), h0[direction], rows)
             if time > 1:
                 deep_products.addmm(rows, run.columns_of(later, size).t(), before.reshape((time - 1) * batch, -1))
-        gradients += [deep_products.mm(of_input(flat, problem.gate_rows).t(), x), w_hh]
+        gradients += [deep_products.mm(of_input(flat, problem.gate_rows).t(), x, w_ih), w_hh]
         if problem.bias:
             # Summing over all rows at once would need a larger workspace than the gradients themselves.
-            own = share.sum(1, dtype=state_dtype(share.dtype)).sum(0).to(share.dtype)
+            own = share.sum(1, dtype=state_dtype(share.dtype)).sum(0).to(wide)
             gradients += bias_gradients(problem.cell, own)
         if chain.dprojected is not None:
             unprojected = result.kept[2][direction].flatten(0, 1)
@@ -153,6 +154,12 @@ def _weight_gradients(
         if chain.dparameters is not None:
             gradients += chain.dparameters[direction].sum(0).to(problem.dtype).unbind(0)
     return tuple(gradients)
+
+
+def _gradients_dtype(problem: Problem) -> torch.dtype:
+    """Return the dtype in which the gradients of matrices and biases are computed."""
+    wide = problem.float32_gradients and problem.element_bytes == 2 and deep_products.widens()
+    return torch.float32 if wide else problem.dtype
 
 
 def _on_device(lengths: Tensor | None, device: torch.device) -> Tensor | None:

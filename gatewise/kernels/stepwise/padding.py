@@ -27,15 +27,15 @@ LEAST_UNITS = 256
 
 
 @functools.lru_cache(maxsize=4096)
-def padded(problem: Problem) -> Problem:
-    """Return the problem with rounded sizes; the problem itself if it is computed as it is."""
+def padded(problem: Problem) -> Problem | None:
+    """Return the problem with rounded sizes; None if it is computed as it is."""
     values = _ALIGNMENT // problem.element_bytes
     hidden, features = (-(-size // values) * values for size in (problem.hidden_size, problem.input_size))
     fits = problem.hidden_size >= LEAST_UNITS and not problem.proj_size and is_fused(problem.cell)
     if not fits or products_of(problem) is Products.EXACT or not _rests_at_zero(problem.cell):
-        return problem
+        return None
     if (hidden, features) == (problem.hidden_size, problem.input_size):
-        return problem
+        return None
     return problem.replace(hidden_size=hidden, input_size=features)
 
 
@@ -54,10 +54,10 @@ class Padding:
 
     Args:
         problem: The problem.
+        wide: The padded problem.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        wide = padded(problem)
+    def __init__(self, problem: Problem, wide: Problem) -> None:
         self._problem = problem
         self._units = problem.hidden_size, wide.hidden_size
         self._features = problem.input_size, wide.input_size
@@ -112,15 +112,13 @@ class Padding:
         return found
 
 
-def kept_output(problem: Problem) -> TensorSpec:
-    """Return the padded output, which a call keeps besides what the padded problem keeps."""
-    wide = padded(problem)
+def kept_output(wide: Problem) -> TensorSpec:
+    """Return the output of the padded problem, which a call keeps besides what the padded problem keeps."""
     return TensorSpec((wide.time, wide.batch, wide.output_size), wide.dtype)
 
 
-def work(problem: Problem) -> Work:
+def work(problem: Problem, wide: Problem) -> Work:
     """Return the work of padding and cropping all tensors of a call."""
-    wide = padded(problem)
     passes = 2 if problem.needs_grad else 1
     directions = problem.num_directions
     weights = problem.num_layers * directions * (2 + 2 * problem.bias)
@@ -135,11 +133,11 @@ def work(problem: Problem) -> Work:
     )
 
 
-def workspace_bytes(problem: Problem) -> int:
+def workspace_bytes(problem: Problem, wide: Problem) -> int:
     """Return the memory of the padded tensors of a pass beside the workspace of the padded problem."""
-    wide = padded(problem)
     tokens, states = wide.time * wide.batch, wide.num_layers * wide.num_directions * wide.batch * wide.hidden_size
-    outputs = tokens * wide.output_size * (2 if problem.needs_grad else 1)
+    # In training the padded output is kept, and the weights and their gradients are there at the same time.
+    outputs = 0 if problem.needs_grad else tokens * wide.output_size
     weights = wide.parameter_count * (2 if problem.needs_grad else 1)
     return (tokens * wide.input_size + outputs + weights + 4 * states) * wide.element_bytes
 
@@ -167,7 +165,7 @@ def _narrower(tensor: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
         return tensor
     first = tensor.dim() - len(sizes)
     shape = [length // after * before for length, (before, after) in zip(tensor.shape[first:], sizes, strict=True)]
-    return _cropped(tensor, sizes).reshape(*tensor.shape[:first], *shape)
+    return _cropped(tensor, sizes).reshape(*tensor.shape[:first], *shape).contiguous()
 
 
 def _cropped(wide: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:

@@ -42,7 +42,7 @@ def tensors(result, gradients):
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_the_wider_problem_has_the_same_results(cell, bidirectional):
     problem = ODD.replace(cell=cell, bidirectional=bidirectional, num_layers=2, dropout=0.3)
-    wide, between = padded(problem), Padding(problem)
+    wide, between = padded(problem), Padding(problem, padded(problem))
     assert (wide.input_size, wide.hidden_size) == (LEAST_UNITS + 4, LEAST_UNITS + 8)
     inputs = testing.make_inputs(problem, "cpu")
     above = testing.make_gradients(problem, inputs)
@@ -57,8 +57,9 @@ def test_the_wider_problem_has_the_same_results(cell, bidirectional):
 
 
 def test_what_is_not_wanted_is_not_computed():
-    between, inputs = Padding(ODD), testing.make_inputs(ODD, "cpu")
-    wide, wider = padded(ODD), between.inputs(inputs)
+    wide, inputs = padded(ODD), testing.make_inputs(ODD, "cpu")
+    between = Padding(ODD, wide)
+    wider = between.inputs(inputs)
     above = between.above(testing.make_gradients(ODD, inputs)._replace(h_n=None))
     assert above.h_n is None
     result = eager.forward(wide, wider)
@@ -66,7 +67,7 @@ def test_what_is_not_wanted_is_not_computed():
     assert found.x is None
     assert set(found.weights) == {None}
     assert between.result(result).kept[0] is result.y
-    assert Padding(ODD.replace(needs_grad=False)).result(result).kept == ()
+    assert Padding(ODD.replace(needs_grad=False), wide).result(result).kept == ()
 
 
 def test_which_calls_are_padded():
@@ -84,7 +85,7 @@ def test_which_calls_are_padded():
         ODD.replace(cell=Restless()),
         ODD.replace(cell=Regularised(LSTM(), zoneout=(0.1, 0.1))),
     ):
-        assert padded(same) is same
+        assert padded(same) is None
 
 
 def test_the_decision_names_the_sizes():
@@ -116,7 +117,7 @@ def test_the_decision_names_the_sizes():
 )
 def test_agrees_with_the_oracle(changes, cell, dtype):
     problem = ODD.replace(**({"time": 9, "batch": 20, "dtype": dtype, "cell": cell} | changes))
-    assert padded(problem) is not problem
+    assert padded(problem) is not None
     testing.check_kernel(stepwise, problem, "cuda")
 
 
@@ -166,3 +167,25 @@ def test_memory_is_what_was_predicted():
     measured = torch.cuda.max_memory_allocated() - before + memory_bytes(padded(problem))
     assert len(kept) == 2
     assert 0.9 <= measured / cost.peak_bytes(stepwise, problem, Device.probe("cuda")) <= 1.1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(300, 261), (264, 512), (37, 1500)], ids=str)
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("cell", [LSTM(), GRU(), PeepholeLSTM()], ids=repr)
+def test_float32_gradients_of_16_bit_weights(cell, bidirectional, sizes):
+    features, hidden = sizes
+    options = {"bidirectional": bidirectional, "dtype": torch.bfloat16, "needs_grad": True, "cell": cell}
+    problem = Problem(9, 20, features, hidden, num_layers=2, **options)
+    testing.check_kernel(stepwise, problem.replace(float32_gradients=True), "cuda")
+    inputs = testing.make_inputs(problem, "cuda")
+    above = testing.make_gradients(problem, inputs)
+    narrow, wide = (
+        testing.run_kernel(stepwise, problem.replace(float32_gradients=given), inputs, above)[1].weights
+        for given in (False, True)
+    )
+    for one, other in zip(narrow, wide, strict=True):
+        if other.dim() > 1:
+            assert (one.dtype, other.dtype) == (torch.bfloat16, torch.float32)
+            assert (one - other).norm() <= 2.0**-8 * other.norm()
+            assert not torch.equal(other, other.bfloat16().float())

@@ -1,0 +1,92 @@
+"""The kernel `stepwise` with sizes rounded up to multiples of 16 bytes, and with sizes as they are.
+
+    python benchmarks/padded_rows.py     # needs a GPU; adds to results/padded_rows.jsonl
+
+A line is one call of an LSTM layer of 20 steps: microseconds of a training step (forward and backward pass) or of
+inference, in a CUDA graph, with the time on the kernel `persistent` beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+import torch
+
+import gatewise
+from gatewise.benchmarks.record import Run
+from gatewise.files import append_line
+from gatewise.functional.plan import plan_of
+from gatewise.kernels.stepwise import padding
+
+RESULTS = Path(__file__).parent / "results" / "padded_rows.jsonl"
+STEPS = 20
+CALLS = {
+    torch.bfloat16: [(hidden, batch) for hidden in (260, 500, 650, 943, 1212, 1500) for batch in (8, 32, 128, 512)],
+    torch.float32: [(hidden, batch) for hidden in (261, 650, 943, 1213) for batch in (8, 128, 512)],
+}
+_REPLAYS = 4
+
+
+def microseconds(hidden: int, batch: int, dtype: torch.dtype, kernel: str, *, trains: bool) -> float | None:
+    """Return the shortest time of a call in replays of a CUDA graph; None if the kernel refuses it."""
+    layer = gatewise.LSTM(hidden, hidden, kernel=kernel, device="cuda", dtype=dtype)
+    x = torch.randn(STEPS, batch, hidden, device="cuda", dtype=dtype, requires_grad=trains)
+    above = torch.randn_like(x)
+
+    def call() -> object:
+        if trains:
+            return torch.autograd.grad(layer(x)[0], [x, *layer.parameters()], above)
+        with torch.no_grad():
+            return layer(x)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        try:
+            call()
+        except gatewise.KernelRefused:
+            return None
+        call()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            kept = call()
+        times = []
+        for _ in range(_REPLAYS + 1):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1e3)
+        del kept
+    return round(min(times[1:]), 1)
+
+
+def main() -> None:
+    """Time the calls, print and record them."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--record", type=Path, default=RESULTS, help="file that lines of JSON are added to")
+    given = parser.parse_args()
+    run = dataclasses.asdict(Run.now(torch.device("cuda")))
+    usual = padding.LEAST_UNITS
+    for dtype, calls in CALLS.items():
+        for hidden, batch in calls:
+            for trains in (True, False):
+                found = {}
+                for name, least in (("rounded_us", 1), ("plain_us", hidden + 1)):
+                    padding.LEAST_UNITS = least
+                    padding.padded.cache_clear()
+                    plan_of.cache_clear()
+                    found[name] = microseconds(hidden, batch, dtype, "stepwise", trains=trains)
+                padding.LEAST_UNITS = usual
+                found["persistent_us"] = microseconds(hidden, batch, dtype, "persistent", trains=trains)
+                sizes = {"time": STEPS, "batch": batch, "hidden_size": hidden}
+                line = {"dtype": str(dtype)[6:], "pass": "training" if trains else "inference", **sizes, **found}
+                print(line, flush=True)
+                append_line(given.record, json.dumps(line | {"run": run}))
+
+
+if __name__ == "__main__":
+    main()
