@@ -55,7 +55,7 @@ class _Stepwise:
     def algorithm(self, problem: Problem, device: Device) -> str:
         if is_single_call(problem, device):
             return "one launch for each layer, which computes the products, too"
-        wide = padding.padded(problem)
+        wide = padding.padded(problem, device)
         layout = str(product_layout_of(wide or problem, device))
         if wide is not None:
             layout += f", sizes rounded up to {wide.input_size} and {wide.hidden_size}"
@@ -69,7 +69,7 @@ class _Stepwise:
                 launches=problem.num_layers,
                 operators=3,  # which allocate the results
             )
-        if (wide := padding.padded(problem)) is not None:
+        if (wide := padding.padded(problem, device)) is not None:
             return self.work(wide, device) + padding.work(problem, wide)
         layers, directions = problem.num_layers, problem.num_directions
         passes, loops = (3, 2) if problem.needs_grad else (1, 1)
@@ -103,7 +103,7 @@ class _Stepwise:
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         if not problem.needs_grad:
             return ()
-        if (wide := padding.padded(problem)) is not None:
+        if (wide := padding.padded(problem, device)) is not None:
             return (padding.kept_output(wide), *self.kept(wide, device))
         tokens = (problem.num_directions, problem.time, problem.batch)
         output = TensorSpec((problem.time, problem.batch, problem.output_size), problem.dtype)
@@ -117,7 +117,7 @@ class _Stepwise:
     def workspace_bytes(self, problem: Problem, device: Device) -> int:
         if is_single_call(problem, device):
             return 0
-        if (wide := padding.padded(problem)) is not None:
+        if (wide := padding.padded(problem, device)) is not None:
             return self.workspace_bytes(wide, device) + padding.workspace_bytes(problem, wide)
         planes = problem.time * problem.batch * problem.num_directions * problem.hidden_size * problem.element_bytes
         # In inference the gates are not kept; in a traced call the gradients do not overwrite the gates.
@@ -141,7 +141,7 @@ class _Stepwise:
 
         if is_single_call(problem, Device.probe(inputs.x.device)):
             return single.single_call(problem, inputs)
-        if (wide := padding.padded(problem)) is not None:
+        if (wide := padding.padded(problem, Device.probe(inputs.x.device))) is not None:
             between = padding.Padding(problem, wide)
             return between.result(self.forward(wide, between.inputs(inputs)))
         if not carries_hidden(problem):
@@ -153,7 +153,7 @@ class _Stepwise:
     ) -> InputGradients:
         from gatewise.kernels.stepwise import layer
 
-        if (wide := padding.padded(problem)) is not None:
+        if (wide := padding.padded(problem, Device.probe(inputs.x.device))) is not None:
             between = padding.Padding(problem, wide)
             inputs, gradients = between.inputs(inputs), between.above(gradients)
             return between.gradients(self.backward(wide, inputs, between.kept(result, inputs), gradients, needs))

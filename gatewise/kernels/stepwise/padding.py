@@ -15,6 +15,8 @@ from torch import Tensor
 
 from gatewise.cells import Cell
 from gatewise.cells.step import next_states
+from gatewise.contract import ranking
+from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Work
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
@@ -22,21 +24,31 @@ from gatewise.kernels.criteria import is_fused
 from gatewise.kernels.stepwise.plan import Products, products_of
 
 _ALIGNMENT = 16  # bytes
-LEAST_UNITS = 256
-"""The least number of hidden units; products of fewer take little time however they are computed."""
 
 
 @functools.lru_cache(maxsize=4096)
-def padded(problem: Problem) -> Problem | None:
-    """Return the problem with rounded sizes; None if it is computed as it is."""
+def padded(problem: Problem, device: Device) -> Problem | None:
+    """Return the problem with rounded sizes; None if it is computed as it is.
+
+    Copies take as long for one step as for many, so that calls of a few steps are not padded. Measured numbers say
+    which calls are (`gatewise.contract.ranking`).
+
+    Args:
+        problem: The problem.
+        device: The properties of its device.
+    """
     values = _ALIGNMENT // problem.element_bytes
     hidden, features = (-(-size // values) * values for size in (problem.hidden_size, problem.input_size))
-    fits = problem.hidden_size >= LEAST_UNITS and not problem.proj_size and is_fused(problem.cell)
-    if not fits or products_of(problem) is Products.EXACT or not _rests_at_zero(problem.cell):
-        return None
     if (hidden, features) == (problem.hidden_size, problem.input_size):
         return None
-    return problem.replace(hidden_size=hidden, input_size=features)
+    possible = not problem.proj_size and is_fused(problem.cell) and _rests_at_zero(problem.cell)
+    if not possible or products_of(problem) is Products.EXACT:
+        return None
+    least = ranking.weights(device, "stepwise padding")
+    steps, tokens = problem.time * min(problem.batch, least["most_rows"]), problem.time * problem.batch
+    loops = hidden != problem.hidden_size and problem.hidden_size >= least["units"] and steps >= least["rows"]
+    inputs = features != problem.input_size and problem.input_size >= least["inputs"] and tokens >= least["tokens"]
+    return problem.replace(hidden_size=hidden, input_size=features) if loops or inputs else None
 
 
 @functools.lru_cache(maxsize=256)
@@ -136,8 +148,7 @@ def work(problem: Problem, wide: Problem) -> Work:
 def workspace_bytes(problem: Problem, wide: Problem) -> int:
     """Return the memory of the padded tensors of a pass beside the workspace of the padded problem."""
     tokens, states = wide.time * wide.batch, wide.num_layers * wide.num_directions * wide.batch * wide.hidden_size
-    # In training the padded output is kept, and the weights and their gradients are there at the same time.
-    outputs = 0 if problem.needs_grad else tokens * wide.output_size
+    outputs = tokens * wide.output_size * (2 if problem.needs_grad else 1)
     weights = wide.parameter_count * (2 if problem.needs_grad else 1)
     return (tokens * wide.input_size + outputs + weights + 4 * states) * wide.element_bytes
 

