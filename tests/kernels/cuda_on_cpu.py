@@ -12,9 +12,12 @@ from pathlib import Path
 
 from gatewise.kernels.cuda.toolchain import SHARED
 
+# Of the header of mathematics, Bessel functions and the like would be half of what each compilation reads.
 PRELUDE = """
-#include <cmath>
 #include <cstdlib>
+#undef _GLIBCXX_USE_STD_SPEC_FUNCS
+#define _GLIBCXX_USE_STD_SPEC_FUNCS 0
+#include <cmath>
 #include <cstring>
 using std::tanh; using std::exp; using std::sqrt;
 struct Index { unsigned x, y, z; };
