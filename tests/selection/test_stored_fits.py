@@ -29,6 +29,24 @@ def folder(tmp_path, monkeypatch):
     as_in_a_new_process()
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A folder for the fit that is made once, and for its predictions."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def first(folder, kept):
+    """The predictions of a process that made a fit, which is in the folder and in none of this process's caches."""
+    if (kept / "fits").exists():
+        shutil.copytree(kept / "fits", folder)
+    else:
+        (kept / "predictions").write_text(json.dumps(predictions()))
+        shutil.copytree(folder, kept / "fits")
+        as_in_a_new_process()
+    return json.loads((kept / "predictions").read_text())
+
+
 def as_in_a_new_process():
     correction._fitted.cache_clear()
     stored_fits._digest.cache_clear()
@@ -45,8 +63,7 @@ def never(*given):
     raise AssertionError("a fit is made")
 
 
-def test_another_process_reads_it_and_predicts_the_same(folder, monkeypatch):
-    first = predictions()
+def test_another_process_reads_it_and_predicts_the_same(folder, first, monkeypatch):
     (file,) = folder.iterdir()
     assert file.name.startswith("nvidia-h200-aten-inference-")
     as_in_a_new_process()
@@ -66,8 +83,7 @@ DAMAGES = {
     "damage",
     ["overwritten", *[pytest.param(name, marks=pytest.mark.exhaustive) for name in DAMAGES if name != "overwritten"]],
 )
-def test_a_damaged_file_is_replaced(folder, damage):
-    first = predictions()
+def test_a_damaged_file_is_replaced(folder, first, damage):
     (file,) = folder.iterdir()
     file.write_bytes(DAMAGES[damage](file.read_bytes()))
     as_in_a_new_process()
@@ -75,8 +91,7 @@ def test_a_damaged_file_is_replaced(folder, damage):
     assert stored_fits.read(f"nvidia-h200-{KERNEL}-inference", correction.settings_of(KERNEL)) is not None
 
 
-def test_other_measured_calls_have_a_fit_of_their_own(folder, tmp_path, monkeypatch):
-    first = predictions()
+def test_other_measured_calls_have_a_fit_of_their_own(folder, first, tmp_path, monkeypatch):
     other = tmp_path / "rates"
     shutil.copytree(Path(str(points.packaged_folder())), other, ignore=shutil.ignore_patterns("rankings"))
     path = other / "nvidia-h200.jsonl"
@@ -94,8 +109,8 @@ def test_other_measured_calls_have_a_fit_of_their_own(folder, tmp_path, monkeypa
     points.of_the_same_architecture.cache_clear()
 
 
+@pytest.mark.usefixtures("first")
 def test_other_sources_have_a_fit_of_their_own(folder, tmp_path, monkeypatch):
-    predictions()
     before = {each.name for each in folder.iterdir()}
     (tmp_path / "gatewise" / "extra").mkdir(parents=True)
     (tmp_path / "gatewise" / "extra" / "features.py").write_text("another description of a call")
