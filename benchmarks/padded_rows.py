@@ -12,11 +12,14 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 import gatewise
 from gatewise.benchmarks.record import Run
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Problem
 from gatewise.files import append_line
 from gatewise.functional.plan import plan_of
 from gatewise.kernels.stepwise import padding
@@ -28,6 +31,19 @@ CALLS = {
     torch.float32: [(hidden, batch) for hidden in (261, 650, 943, 1213) for batch in (8, 128, 512)],
 }
 _REPLAYS = 4
+
+
+def rounded(problem: Problem, device: Device) -> Problem | None:
+    """Return the problem with rounded sizes, however few its steps are."""
+    values = 16 // problem.element_bytes
+    units = -(-problem.hidden_size // values) * values
+    same = units == problem.hidden_size
+    return None if same else problem.replace(hidden_size=units, input_size=units)
+
+
+def as_they_are(problem: Problem, device: Device) -> Problem | None:
+    """Return None for every problem: no sizes are rounded up."""
+    return None
 
 
 def microseconds(hidden: int, batch: int, dtype: torch.dtype, kernel: str, *, trains: bool) -> float | None:
@@ -69,18 +85,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--record", type=Path, default=RESULTS, help="file that lines of JSON are added to")
     given = parser.parse_args()
-    run = dataclasses.asdict(Run.now(torch.device("cuda")))
-    usual = padding.LEAST_UNITS
+    about = dataclasses.replace(Run.now(torch.device("cuda")), command="python benchmarks/padded_rows.py")
+    run = dataclasses.asdict(about)
     for dtype, calls in CALLS.items():
         for hidden, batch in calls:
             for trains in (True, False):
                 found = {}
-                for name, least in (("rounded_us", 1), ("plain_us", hidden + 1)):
-                    padding.LEAST_UNITS = least
-                    padding.padded.cache_clear()
+                for name, form in (("rounded_us", rounded), ("plain_us", as_they_are)):
                     plan_of.cache_clear()
-                    found[name] = microseconds(hidden, batch, dtype, "stepwise", trains=trains)
-                padding.LEAST_UNITS = usual
+                    with mock.patch.object(padding, "padded", form):
+                        found[name] = microseconds(hidden, batch, dtype, "stepwise", trains=trains)
+                plan_of.cache_clear()
                 found["persistent_us"] = microseconds(hidden, batch, dtype, "persistent", trains=trains)
                 sizes = {"time": STEPS, "batch": batch, "hidden_size": hidden}
                 line = {"dtype": str(dtype)[6:], "pass": "training" if trains else "inference", **sizes, **found}

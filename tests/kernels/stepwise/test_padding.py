@@ -117,7 +117,7 @@ def test_the_decision_names_the_sizes():
         {"layout": Layout.HOST_LENGTHS, "num_layers": 2},
         {"resets": True},
         {"bias": False, "time": 5, "batch": 40},
-        {"hidden_size": 1500, "batch": 130, "input_size": 37},
+        {"hidden_size": 1501, "batch": 130, "input_size": 37},
         {"needs_grad": False, "time": 40, "num_layers": 2},
     ],
     ids=str,
