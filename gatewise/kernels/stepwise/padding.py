@@ -1,8 +1,9 @@
 """Calls whose rows libraries multiply slowly, computed with sizes rounded up to multiples of 16 bytes.
 
-The fast matrix kernels of GPUs read rows at multiples of 16 bytes. All tensors are therefore padded with zeros, and
-results are cropped. The weights of the units that are added are zero, to them and from them: their hidden states stay
-zero, they contribute nothing to the sums of other units, and nothing to gradients.
+The fast matrix kernels of GPUs read rows at multiples of 16 bytes. All tensors are therefore padded, and results are
+cropped. The units that are added start at zero and have the sums of the last unit, whose rows of the weights and biases
+they repeat, so that they are finite where it is, also for infinite inputs. Their columns in the weights of other units
+are zeros, and so are the gradients of their outputs: they contribute nothing to other sums, and nothing to gradients.
 """
 
 from __future__ import annotations
@@ -10,11 +11,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from gatewise.cells import Cell
-from gatewise.cells.step import next_states
 from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import TensorSpec, Work
@@ -41,24 +39,13 @@ def padded(problem: Problem, device: Device) -> Problem | None:
     hidden, features = (-(-size // values) * values for size in (problem.hidden_size, problem.input_size))
     if (hidden, features) == (problem.hidden_size, problem.input_size):
         return None
-    possible = not problem.proj_size and is_fused(problem.cell) and _rests_at_zero(problem.cell)
-    if not possible or products_of(problem) is Products.EXACT:
+    if problem.proj_size or not is_fused(problem.cell) or products_of(problem) is Products.EXACT:
         return None
     least = ranking.weights(device, "stepwise padding")
     steps, tokens = problem.time * min(problem.batch, least["most_rows"]), problem.time * problem.batch
     loops = hidden != problem.hidden_size and problem.hidden_size >= least["units"] and steps >= least["rows"]
     inputs = features != problem.input_size and problem.input_size >= least["inputs"] and tokens >= least["tokens"]
     return problem.replace(hidden_size=hidden, input_size=features) if loops or inputs else None
-
-
-@functools.lru_cache(maxsize=256)
-def _rests_at_zero(cell: Cell) -> bool:
-    """Return whether a unit of a cell stays at zero if its sums are zero, so that 0 x NaN or infinity cannot occur."""
-    zero = torch.zeros((), dtype=torch.float64, device="cpu")
-    sums, states = dict.fromkeys(cell.sums, zero), dict.fromkeys(("h", *cell.states), zero)
-    hidden, after = next_states(cell, sums, states)
-    starts = (cell.initial_value(name) for name in ("h", *cell.states))
-    return not any(map(float, (hidden, *after))) and not any(starts)
 
 
 class Padding:
@@ -77,7 +64,8 @@ class Padding:
     def inputs(self, inputs: Inputs) -> Inputs:
         """Return the inputs with padding."""
         sizes = self._sizes_of_weights()
-        weights = tuple([_wider(weight, each) for weight, each in zip(inputs.weights, sizes, strict=True)])
+        pairs = zip(inputs.weights, sizes, strict=True)
+        weights = tuple([_wider(weight, each, repeats=0) for weight, each in pairs])
         return inputs._replace(
             x=_wider(inputs.x, (self._features,)),
             h0=_wider(inputs.h0, (self._units,)),
@@ -136,11 +124,11 @@ def work(problem: Problem, wide: Problem) -> Work:
     weights = problem.num_layers * directions * (2 + 2 * problem.bias)
     gaps = problem.num_layers - 1 if problem.dropout else 0
     tokens = problem.time * problem.batch
-    # Tensors are filled with zeros and written, and cropped tensors are read and written.
+    # Tensors are filled with zeros and written, weights in two parts, and cropped tensors are read and written.
     rows = tokens * (3 * wide.input_size + 2 * wide.output_size) * passes
     return Work(
         bytes_moved=(rows + 3 * passes * wide.parameter_count) * problem.element_bytes,
-        launches=(2 * (weights + 3 + gaps) + 3) * passes + (weights + 3 if problem.needs_grad else 0),
+        launches=(3 * weights + 2 * (3 + gaps) + 3) * passes + (weights + 3 if problem.needs_grad else 0),
         operators=(4 * (weights + 3 + gaps) + 6) * passes + (2 * (weights + 3) if problem.needs_grad else 0),
     )
 
@@ -153,12 +141,14 @@ def workspace_bytes(problem: Problem, wide: Problem) -> int:
     return (tokens * wide.input_size + outputs + weights + 4 * states) * wide.element_bytes
 
 
-def _wider(tensor: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
-    """Return a tensor whose last dimensions are blocks of some size, each padded with zeros to another size.
+def _wider(tensor: Tensor, sizes: Sequence[tuple[int, int]], repeats: int | None = None) -> Tensor:
+    """Return a tensor whose last dimensions are blocks of some size, each padded to another size.
 
     Args:
         tensor: The tensor.
         sizes: The size of a block before and after, for each of the last dimensions.
+        repeats: The place in `sizes` of the dimension whose padding repeats the last values of each block; None for
+            padding with zeros in all of them.
     """
     if all(before == after for before, after in sizes):
         return tensor
@@ -166,7 +156,14 @@ def _wider(tensor: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
     counts = [length // before for length, (before, _) in zip(tensor.shape[first:], sizes, strict=True)]
     shape = [count * after for count, (_, after) in zip(counts, sizes, strict=True)]
     wide = tensor.new_zeros(*tensor.shape[:first], *shape)
-    _cropped(wide, sizes).copy_(_in_blocks(tensor, [before for before, _ in sizes]))
+    blocks = _in_blocks(tensor, [before for before, _ in sizes])
+    _cropped(wide, sizes).copy_(blocks)
+    if repeats is not None and sizes[repeats][0] < sizes[repeats][1]:
+        before, after = sizes[repeats]
+        dimension = first + 2 * repeats + 1
+        others = [(after, after) if place == repeats else each for place, each in enumerate(sizes)]
+        added = _cropped(wide, others).narrow(dimension, before, after - before)
+        added.copy_(blocks.narrow(dimension, before - 1, 1))
     return wide
 
 

@@ -27,19 +27,19 @@ ODD = Problem(15, 10, LEAST_UNITS + 3, LEAST_UNITS + 5, allow_tf32=True, needs_g
 
 
 class Restless(Cell):
-    """A cell whose units do not stay at zero."""
+    """A cell whose units do not stay at zero, and whose gradients are not zero there."""
 
     gates = ("a",)
 
     def step(self, gate: Any, state: Any) -> tuple[Any, Mapping[str, Any]]:
-        return torch.sigmoid(gate.a), {}
+        return torch.sigmoid(gate.a) + 0.5 * state.h, {}
 
 
 def tensors(result, gradients):
     return *result[:3], gradients.x, gradients.h0, gradients.c0, *gradients.weights
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=repr)
+@pytest.mark.parametrize("cell", [*CELLS, Restless()], ids=repr)
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_the_wider_problem_has_the_same_results(cell, bidirectional):
     problem = ODD.replace(cell=cell, bidirectional=bidirectional, num_layers=2, dropout=0.3)
@@ -57,6 +57,25 @@ def test_the_wider_problem_has_the_same_results(cell, bidirectional):
     for one, other in zip(tensors(found, between.gradients(gradients)), expected, strict=True):
         assert one.shape == other.shape
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("name", ["x", "h0", "c0"])
+@pytest.mark.parametrize("cell", [LSTM(), GRU()], ids=repr)
+def test_values_that_are_not_finite_have_the_same_results(cell, name, value):
+    problem = ODD.replace(cell=cell, needs_grad=False)
+    wide = padded(problem, H200)
+    problem, wide = (each.replace(dtype=torch.float64) for each in (problem, wide))
+    between, inputs = Padding(problem, wide), testing.make_inputs(problem, "cpu")
+    if not getattr(inputs, name).numel():
+        pytest.skip("the cell has no such state")
+    for place in (0, 17, -1):  # the last unit is the one that is repeated
+        getattr(inputs, name)[0, 1, place] = value
+        found = between.result(eager.forward(wide, between.inputs(inputs)))
+        for one, other in zip(found[:3], eager.forward(problem, inputs)[:3], strict=True):
+            if name == "x" or cell == LSTM():
+                torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12, equal_nan=True)
+            assert torch.equal(one.isfinite()[:, 2:], other.isfinite()[:, 2:])
 
 
 def test_what_is_not_wanted_is_not_computed():
@@ -89,7 +108,6 @@ def test_which_calls_are_padded():
         ODD.replace(dtype=torch.float64),
         ODD.replace(proj_size=7),
         ODD.replace(cell=PeepholeLSTM()),
-        ODD.replace(cell=Restless()),
         ODD.replace(cell=Regularised(LSTM(), zoneout=(0.1, 0.1))),
     ):
         assert padded(same, H200) is None
