@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_receiver: ContextVar[FactorReceiver | None] = ContextVar("gatewise_factor_receiver", default=None)
+receiver: ContextVar[FactorReceiver | None] = ContextVar("gatewise_factor_receiver", default=None)
+"""The receiver of the backward pass that runs; None if it computes the gradients itself."""
 
 Compute = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """A function that returns gradients, computed from factors with any number of tokens."""
@@ -108,11 +109,6 @@ class FactorReceiver:
         return found
 
 
-def receiver() -> FactorReceiver | None:
-    """Return the receiver of the backward pass that runs; None if it computes the gradients itself."""
-    return _receiver.get()
-
-
 def receiver_of(node: Any) -> FactorReceiver | None:
     """Return the receiver of an autograd node; None if its backward pass computes the gradients itself."""
     return getattr(node, "factor_receiver", None)
@@ -121,8 +117,8 @@ def receiver_of(node: Any) -> FactorReceiver | None:
 @contextlib.contextmanager
 def received(node: Any) -> Iterator[None]:
     """Run the backward pass of an autograd node in the block, with its receiver if it has one."""
-    token = _receiver.set(receiver_of(node))
+    token = receiver.set(receiver_of(node))
     try:
         yield
     finally:
-        _receiver.reset(token)
+        receiver.reset(token)

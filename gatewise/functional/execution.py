@@ -328,12 +328,14 @@ def _backward(ctx: Any, gradients: Sequence[Tensor | None], follows: bool) -> Se
         # The initial states stand in the place of the final ones, which no backward pass reads.
         result = Result(y, h0, c0, tuple([tensor.clone() for tensor in kept] if again else kept))
     needs = _ALL if all(wanted) else Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))
-    with token_factors.received(ctx):
+    if getattr(ctx, "factor_receiver", None) is None:
         dx, dh0, dc0, dweights = passes.backward(plan.problem, inputs, result, above, needs)
-    ctx.spent = plan.single_use and not again
-    if token_factors.receiver_of(ctx) is not None:  # which has the factors of these gradients
-        left = ctx.token_factors.weights
+    else:
+        with token_factors.received(ctx):
+            dx, dh0, dc0, dweights = passes.backward(plan.problem, inputs, result, above, needs)
+        left = ctx.token_factors.weights  # whose gradients the receiver computes
         dweights = tuple([None if 3 + place in left else each for place, each in enumerate(dweights)])
+    ctx.spent = plan.single_use and not again
     return dx, dh0, dc0, *dweights
 
 

@@ -256,7 +256,7 @@ def _play(
             _play(replays, like, read, written, allocations, issue)
         return
     launches.raise_if_given_up(device.index)
-    if token_factors.receiver() is not None:  # it gives each call memory of its own
+    if token_factors.receiver.get() is not None:  # it gives each call memory of its own
         issue(read, written, Scratch(like))
         return
     size = replays.scratch_bytes

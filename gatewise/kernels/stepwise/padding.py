@@ -24,17 +24,22 @@ from gatewise.kernels.stepwise.plan import Products, products_of
 _ALIGNMENT = 16  # bytes
 
 
-@functools.lru_cache(maxsize=4096)
 def padded(problem: Problem, device: Device) -> Problem | None:
     """Return the problem with rounded sizes; None if it is computed as it is.
 
     Copies take as long for one step as for many, so that calls of a few steps are not padded. Measured numbers say
-    which calls are (`gatewise.contract.ranking`).
+    which calls are (`gatewise.contract.ranking`). A compiled call is not padded: its numbers of steps and sequences may
+    be unknown when it is traced, and what it keeps must not depend on them.
 
     Args:
         problem: The problem.
         device: The properties of its device.
     """
+    return None if problem.traced else _padded(problem, device)
+
+
+@functools.lru_cache(maxsize=4096)
+def _padded(problem: Problem, device: Device) -> Problem | None:
     values = _ALIGNMENT // problem.element_bytes
     hidden, features = (-(-size // values) * values for size in (problem.hidden_size, problem.input_size))
     if (hidden, features) == (problem.hidden_size, problem.input_size):

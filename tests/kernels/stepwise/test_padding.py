@@ -104,6 +104,7 @@ def test_which_calls_are_padded():
         ODD.replace(time=4, batch=200),
         only_x.replace(time=100),
         only_x.replace(input_size=LEAST_UNITS - 1),
+        ODD.replace(traced=True),
         ODD.replace(allow_tf32=False),
         ODD.replace(dtype=torch.float64),
         ODD.replace(proj_size=7),

@@ -160,7 +160,7 @@ def weight_gradients(
     share = y.shape[-1] // directions
     outputs = [y if y.shape[-1] == width else y[..., start : start + width] for start in range(0, y.shape[-1], share)]
     each = len(into) // directions
-    receiver = token_factors.receiver()
+    receiver = token_factors.receiver.get()
     with scratch.frame():
         own = None if receiver is None else _Factors.of(receiver.new(layer.x))
         x, wanted, copies = tokens.flat(layer.x), [], []
