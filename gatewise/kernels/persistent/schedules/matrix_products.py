@@ -135,7 +135,7 @@ def weight_gradients(
     *,
     dinput: Tensor | None = None,
 ) -> None:
-    """Compute the gradients of a layer's weights, except projections.
+    """Compute the gradients of a layer's weights, except projections, or leave the factors of matrices to a receiver.
 
     Args:
         problem: The problem.
@@ -170,9 +170,10 @@ def weight_gradients(
         before: Sequence[Tensor] = ()
         if own is not None or (copied and not single):
             states = [buffers.states_before(outputs[place], layer.h0[place], place) for place in range(directions)]
-            # In one piece of memory, so that the products of both directions can be a batch.
-            before = scratch.new_empty(directions, tokens.time * tokens.batch, hidden_of(width)).unbind()
-            before = before if own is None else own.before
+            if own is not None:
+                before = own.before
+            else:  # in one piece of memory, so that the products of both directions can be a batch
+                before = scratch.new_empty(directions, tokens.time * tokens.batch, hidden_of(width)).unbind()
             wanted, copies = [*wanted, *states], [*copies, *before]
         if wanted:
             launches.write_operands(wanted, copies, tokens, lengths, layer.resets)
