@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import pickle
 import time
 import traceback
 
+import pytest
+
+from gatewise.training import exchange
+from gatewise.training import processes as of_processes
 from gatewise.training.processes import join_processes
 from tests.programs import free_port, of_several, processes_that_start_fast
 
 COUNT = 2
+
+
+@contextlib.contextmanager
+def all_are_large():
+    """Send every gradient by itself, as if it was large."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (exchange, of_processes):
+            patch.setattr(module, "LARGE_BYTES", 1)
+        yield
 
 
 class Recorder:

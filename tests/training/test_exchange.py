@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from several import Recorder, together
+from several import Recorder, all_are_large, together
 from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 import gatewise
 from gatewise.models.arguments import embedded
 from gatewise.training import TrainingOptions, exchange
-from gatewise.training import processes as of_processes
 from gatewise.training.exchange import EmbeddingRows, GradientExchange, Turns, rows_read, weights_read_once
 from gatewise.training.graph import WARMUPS, ReplayedStep
 from gatewise.training.optimizers import build_optimizer
@@ -144,15 +143,6 @@ def one_table(processes: Processes):
     own = model.words.weight.grad.clone()
     sender.average([model.others.weight])
     return bool((model.words.weight.grad == own).all()), model.others.weight.grad.numpy()
-
-
-@contextlib.contextmanager
-def all_are_large():
-    """Send every gradient by itself, as if it was large."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (exchange, of_processes):
-            patch.setattr(module, "LARGE_BYTES", 1)
-        yield
 
 
 def trained_overlapped(processes: Processes, lengths, **options):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import numpy as np
 import pytest
 import torch
-from several import together
+from several import all_are_large, together
 from torch import distributed, nn
 
 from gatewise import for_data_parallel
@@ -16,7 +14,6 @@ from gatewise.contract.token_factors import FactorReceiver, TokenFactors
 from gatewise.models.arguments import embedded
 from gatewise.models.chunked_softmax import weighted_token_loss
 from gatewise.training import exchange, factor_exchange
-from gatewise.training import processes as of_processes
 from gatewise.training.exchange import GradientExchange
 from gatewise.training.factor_exchange import Candidate, candidates, chosen, number_of
 from gatewise.training.processes import Processes
@@ -92,15 +89,6 @@ class Scores(nn.Module):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             shares = torch.linspace(0.5, 1.5, len(x)) / len(x)
             return weighted_token_loss(x, self.weight, self.bias, targets, shares, chunk_rows=len(x))
-
-
-@contextlib.contextmanager
-def all_are_large():
-    """Send every gradient by itself, as if it was large."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (exchange, of_processes):
-            patch.setattr(module, "LARGE_BYTES", 1)
-        yield
 
 
 def means(processes: Processes, model, *arguments, tokens=TOKENS, lone=(), **options):

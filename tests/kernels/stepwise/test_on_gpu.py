@@ -16,6 +16,7 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.stepwise import layer, recording, stepwise
+from gatewise.kernels.stepwise.padding import padded
 from gatewise.kernels.stepwise.plan import memory_bytes
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from gatewise.kernels.stepwise.single_criteria import is_single_call
@@ -319,8 +320,11 @@ def test_more_steps_than_cudnn_takes():
     assert testing.relative_error(torch.cat([first.y, second.y]), whole.y.double().cpu()) < 1e-5
 
 
-def test_memory_is_what_was_predicted():
-    problem = Problem(50, 256, 1024, 1024, dtype=torch.bfloat16, needs_grad=True)
+@pytest.mark.parametrize(
+    "sizes", [(50, 256, 1024, 1024), (30, 256, 700, 1500)], ids=str
+)  # sizes of the second are rounded up
+def test_memory_is_what_was_predicted(sizes):
+    problem = Problem(*sizes, dtype=torch.bfloat16, needs_grad=True)
     inputs = testing.make_inputs(problem, "cuda")
     gradients = testing.make_gradients(problem, inputs)
 
@@ -336,8 +340,8 @@ def test_memory_is_what_was_predicted():
     torch.cuda.reset_peak_memory_stats()
     kept = call()
     torch.cuda.synchronize()
-    measured = torch.cuda.max_memory_allocated() - before + memory_bytes(problem)
     device = Device.probe("cuda")
+    measured = torch.cuda.max_memory_allocated() - before + memory_bytes(padded(problem, device) or problem)
     predicted = cost.peak_bytes(stepwise, problem, device)
     assert len(kept) == 2
     assert 0.9 <= measured / predicted <= 1.1
