@@ -9,7 +9,7 @@ are zeros, and so are the gradients of their outputs: they contribute nothing to
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -155,43 +155,55 @@ def _wider(tensor: Tensor, sizes: Sequence[tuple[int, int]], repeats: int | None
         repeats: The place in `sizes` of the dimension whose padding repeats the last values of each block; None for
             padding with zeros in all of them.
     """
-    if all(before == after for before, after in sizes):
+    narrow, wide = [before for before, _ in sizes], [after for _, after in sizes]
+    if narrow == wide:
         return tensor
-    first = tensor.dim() - len(sizes)
-    counts = [length // before for length, (before, _) in zip(tensor.shape[first:], sizes, strict=True)]
-    shape = [count * after for count, (_, after) in zip(counts, sizes, strict=True)]
-    wide = tensor.new_zeros(*tensor.shape[:first], *shape)
-    blocks = _in_blocks(tensor, [before for before, _ in sizes])
-    _cropped(wide, sizes).copy_(blocks)
-    if repeats is not None and sizes[repeats][0] < sizes[repeats][1]:
-        before, after = sizes[repeats]
-        dimension = first + 2 * repeats + 1
-        others = [(after, after) if place == repeats else each for place, each in enumerate(sizes)]
-        added = _cropped(wide, others).narrow(dimension, before, after - before)
-        added.copy_(blocks.narrow(dimension, before - 1, 1))
-    return wide
+    found = tensor.new_zeros(_shape(tensor, narrow, wide))
+    _blocks(found, wide, narrow).copy_(_blocks(tensor, narrow, narrow))
+    if repeats is not None and narrow[repeats] < wide[repeats]:
+        last, added = list(narrow), list(narrow)
+        last[repeats], added[repeats] = 1, wide[repeats] - narrow[repeats]
+        source = _blocks(tensor, narrow, last, {repeats: narrow[repeats] - 1})
+        _blocks(found, wide, added, {repeats: narrow[repeats]}).copy_(source)
+    return found
 
 
 def _narrower(tensor: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
     """Return a tensor without the padding of `_wider`."""
-    if all(before == after for before, after in sizes):
+    narrow, wide = [before for before, _ in sizes], [after for _, after in sizes]
+    if narrow == wide:
         return tensor
+    found = tensor.new_empty(_shape(tensor, wide, narrow))
+    _blocks(found, narrow, narrow).copy_(_blocks(tensor, wide, narrow))
+    return found
+
+
+def _shape(tensor: Tensor, sizes: Sequence[int], others: Sequence[int]) -> list[int]:
+    """Return the shape of a tensor whose last dimensions have as many blocks, of other sizes."""
+    shape, first = list(tensor.shape), tensor.dim() - len(sizes)
+    shape[first:] = [length // size * other for length, size, other in zip(shape[first:], sizes, others, strict=True)]
+    return shape
+
+
+def _blocks(
+    tensor: Tensor, sizes: Sequence[int], taken: Sequence[int], starts: Mapping[int, int] | None = None
+) -> Tensor:
+    """Return a view in which each of the last dimensions is two: its blocks, and some of the values of a block.
+
+    It is made by one operator, because the CPU's time for a call counts where calls are not in a CUDA graph.
+
+    Args:
+        tensor: The tensor.
+        sizes: The size of a block in each of the last dimensions.
+        taken: The number of values that are taken of a block.
+        starts: The first of them, by the place in `sizes`, where it is not 0.
+    """
     first = tensor.dim() - len(sizes)
-    shape = [length // after * before for length, (before, after) in zip(tensor.shape[first:], sizes, strict=True)]
-    return _cropped(tensor, sizes).reshape(*tensor.shape[:first], *shape).contiguous()
-
-
-def _cropped(wide: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
-    blocks, first = _in_blocks(wide, [after for _, after in sizes]), wide.dim() - len(sizes)
-    for place, (before, _) in enumerate(sizes):
-        blocks = blocks.narrow(first + 2 * place + 1, 0, before)
-    return blocks
-
-
-def _in_blocks(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return a view in which each of the last dimensions is two: the blocks, and the values of a block."""
-    first = tensor.dim() - len(sizes)
-    for place, size in enumerate(sizes):
-        dimension = first + 2 * place
-        tensor = tensor.unflatten(dimension, (tensor.shape[dimension] // size, size))
-    return tensor
+    shape, strides = list(tensor.shape[:first]), list(tensor.stride()[:first])
+    offset = tensor.storage_offset()
+    lasts = zip(tensor.shape[first:], tensor.stride()[first:], sizes, taken, strict=True)
+    for place, (length, stride, size, own) in enumerate(lasts):
+        shape += [length // size, own]
+        strides += [size * stride, stride]
+        offset += stride * (starts or {}).get(place, 0)
+    return tensor.as_strided(shape, strides, offset)
