@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 
 import gatewise
+from gatewise.benchmarks import layer_times
 from gatewise.benchmarks.record import Run
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
@@ -30,7 +31,6 @@ CALLS = {
     torch.bfloat16: [(hidden, batch) for hidden in (260, 500, 650, 943, 1212, 1500) for batch in (8, 32, 128, 512)],
     torch.float32: [(hidden, batch) for hidden in (261, 650, 943, 1213) for batch in (8, 128, 512)],
 }
-_REPLAYS = 4
 
 
 def rounded(problem: Problem, device: Device) -> Problem | None:
@@ -47,37 +47,13 @@ def as_they_are(problem: Problem, device: Device) -> Problem | None:
 
 
 def microseconds(hidden: int, batch: int, dtype: torch.dtype, kernel: str, *, trains: bool) -> float | None:
-    """Return the shortest time of a call in replays of a CUDA graph; None if the kernel refuses it."""
-    layer = gatewise.LSTM(hidden, hidden, kernel=kernel, device="cuda", dtype=dtype)
-    x = torch.randn(STEPS, batch, hidden, device="cuda", dtype=dtype, requires_grad=trains)
-    above = torch.randn_like(x)
-
-    def call() -> object:
-        if trains:
-            return torch.autograd.grad(layer(x)[0], [x, *layer.parameters()], above)
-        with torch.no_grad():
-            return layer(x)
-
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        try:
-            call()
-        except gatewise.KernelRefused:
-            return None
-        call()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            kept = call()
-        times = []
-        for _ in range(_REPLAYS + 1):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) * 1e3)
-        del kept
-    return round(min(times[1:]), 1)
+    """Return the median time of a call in replays of a CUDA graph; None if the kernel refuses it."""
+    tf32 = dtype == torch.float32
+    problem = Problem(STEPS, batch, hidden, hidden, dtype=dtype, allow_tf32=tf32, needs_grad=trains)
+    try:
+        return round(1e6 * layer_times.stopwatch(kernel, problem, torch.device("cuda")).graph, 1)
+    except gatewise.KernelRefused:
+        return None
 
 
 def main() -> None:

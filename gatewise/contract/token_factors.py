@@ -115,9 +115,9 @@ def receiver_of(node: Any) -> FactorReceiver | None:
 
 
 @contextlib.contextmanager
-def received(node: Any) -> Iterator[None]:
-    """Run the backward pass of an autograd node in the block, with its receiver if it has one."""
-    token = receiver.set(receiver_of(node))
+def received_by(own: FactorReceiver) -> Iterator[None]:
+    """Let the backward pass in the block leave its factors to a receiver."""
+    token = receiver.set(own)
     try:
         yield
     finally:

@@ -328,10 +328,11 @@ def _backward(ctx: Any, gradients: Sequence[Tensor | None], follows: bool) -> Se
         # The initial states stand in the place of the final ones, which no backward pass reads.
         result = Result(y, h0, c0, tuple([tensor.clone() for tensor in kept] if again else kept))
     needs = _ALL if all(wanted) else Needs(wanted[0], wanted[1] or wanted[2], any(wanted[3:]))
-    if getattr(ctx, "factor_receiver", None) is None:
+    receiver = getattr(ctx, "factor_receiver", None)  # `receiver_of`, without a call
+    if receiver is None:
         dx, dh0, dc0, dweights = passes.backward(plan.problem, inputs, result, above, needs)
     else:
-        with token_factors.received(ctx):
+        with token_factors.received_by(receiver):
             dx, dh0, dc0, dweights = passes.backward(plan.problem, inputs, result, above, needs)
         left = ctx.token_factors.weights  # whose gradients the receiver computes
         dweights = tuple([None if 3 + place in left else each for place, each in enumerate(dweights)])

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from gatewise.contract import early_gradients
 from gatewise.contract.early_gradients import EarlyGradients
 from gatewise.training.factor_exchange import FactorExchange, candidates, chosen, number_of
 from gatewise.training.processes import LARGE_BYTES, Finish, Processes
-
-_LOOK_UP = "EmbeddingBackward0"
-_REENTRANT_CHECKPOINT = "CheckpointFunctionBackward"
-_LEAF = "torch::autograd::AccumulateGrad"
-_LEAST_SAVING = 4
-"""The factor by which rows must be fewer bytes than their matrix to be sent in its place.
-
-Rows are copied and added besides. On two H200s, 7 % of the bytes saved time and 45 % cost some
-(`benchmarks/results/scale.jsonl`: rows of 1500 numbers, of 10,000 words, with 700 and 4,480 tokens in each process);
-nothing was measured between them.
-"""
+from gatewise.training.row_exchange import EmbeddingRows, saves_time
+from gatewise.training.weight_reads import nodes_with_leaves, rows_read, weights_read_once
 
 
 def _ignored(weights: Sequence[torch.Tensor]) -> None:
@@ -89,8 +78,8 @@ class GradientExchange:
     def expect(self, shapes: Hashable) -> None:
         """Announce the shapes of all processes' batches in the next step, by a value that is equal for equal shapes.
 
-        Processes tell each other on the host how many rows they will send, which cannot be a part of a CUDA graph. A
-        step that is captured uses the numbers of the last step with the same shapes.
+        Processes tell each other on the host how many rows they will send, and the factors of which gradients. This
+        cannot be a part of a CUDA graph: a captured step uses the numbers of the last step with the same shapes.
         """
         self._shapes = shapes
 
@@ -207,7 +196,7 @@ class GradientExchange:
 
         The processes tell each other which weights these are, and send gradients where they do not agree.
         """
-        possible = candidates(_nodes(loss), weights_read_once(loss, trained))
+        possible = candidates(nodes_with_leaves(loss), weights_read_once(loss, trained))
         count = self._processes.count
         taken = chosen(possible, count, bfloat16=self._bfloat16, least_bytes=LARGE_BYTES)
         (first, *others) = self._numbers("factors", number_of(taken, weights, _kind_of(self._processes.device)))
@@ -219,7 +208,7 @@ class GradientExchange:
         return found
 
     def _ready(self, weight: torch.Tensor) -> None:
-        """Take note that the factors of a weight's gradient have been computed."""
+        """Take note that the factors of a weight's gradient are complete; the turns are set after this is handed on."""
         self._turns.ready(weight)
 
     def _rows_of(self, loss: torch.Tensor, weights: set[nn.Parameter]) -> dict[torch.Tensor, EmbeddingRows]:
@@ -231,7 +220,7 @@ class GradientExchange:
             for place, (table, rows) in enumerate(zip(self._tables, rows_read(loss, self._tables), strict=True)):
                 if table in weights:
                     numbers = self._numbers(place, -1 if rows is None else len(rows))
-                    if rows is not None and self._saves_time(table, rows, numbers):
+                    if rows is not None and saves_time(table, rows, numbers, bfloat16=self._bfloat16):
                         found[table] = EmbeddingRows(
                             self._processes, rows, len(table), max(numbers), bfloat16=self._bfloat16
                         )
@@ -258,56 +247,6 @@ class GradientExchange:
         if not numbers or numbers[self._processes.rank] != own:
             raise RuntimeError("what processes send of the gradients differs between batches of one shape")
         return numbers
-
-    def _saves_time(self, table: torch.Tensor, rows: torch.Tensor, numbers: tuple[int, ...]) -> bool:
-        """Whether an all-gather of rows moves far fewer bytes than an all-reduce of the matrix."""
-        count, item = self._processes.count, 2 if self._bfloat16 else table.element_size()
-        row = table[0].numel() * item + rows.element_size()
-        # A process receives n - 1 parts in an all-gather, and in an all-reduce 2 (n - 1) / n of the matrix.
-        return min(numbers) >= 0 and _LEAST_SAVING * count * max(numbers) * row < 2 * table.numel() * item
-
-
-class EmbeddingRows:
-    """The exchange of those rows of the gradient of an embedding that occur in the batches of the processes.
-
-    Args:
-        processes: The processes.
-        rows: The row numbers of this process, int64 [N] with repetitions.
-        table_rows: The number of rows of the embedding.
-        most: The largest number of rows of a process.
-        bfloat16: Whether the rows are sent in bfloat16.
-    """
-
-    def __init__(self, processes: Processes, rows: torch.Tensor, table_rows: int, most: int, *, bfloat16: bool) -> None:
-        self._processes, self._bfloat16 = processes, bfloat16
-        self._rows = rows
-        # A row that occurs several times is sent once, and zeros otherwise: the number of different rows would have to
-        # be read from the device. Which of its places has the row makes no difference to the sum.
-        places = torch.arange(len(rows), device=rows.device)
-        place_of_row = places.new_empty(table_rows).index_put_((rows,), places)
-        self._repeated = (place_of_row[rows] != places).unsqueeze(1)
-        self._missing = most - len(rows)
-        # The row numbers are on their way while the backward pass runs.
-        self._all_rows = processes.start_all_gather(functional.pad(self._rows, (0, self._missing)))
-
-    def start(self, gradient: torch.Tensor) -> Finish:
-        """Send the rows of a gradient, which is zero in all others, and set them to zero.
-
-        Returns:
-            A function that waits for the rows of all processes, and adds them to the gradient, which is then the mean.
-        """
-        values = (gradient[self._rows] / self._processes.count).masked_fill(self._repeated, 0.0)
-        if self._bfloat16:
-            values = values.bfloat16()
-        all_values = self._processes.start_all_gather(functional.pad(values, (0, 0, 0, self._missing)))
-        gradient.index_fill_(0, self._rows, 0.0)
-
-        def finish() -> None:
-            for rows, theirs in zip(self._all_rows(), all_values(), strict=True):
-                # The sum of a row has one number other than zero, so that its order makes no difference.
-                gradient.index_add_(0, rows, theirs.to(gradient.dtype))
-
-        return finish
 
 
 class Turns:
@@ -368,67 +307,3 @@ def _kind_of(device: torch.device) -> str:
 
 def _is_captured(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def weights_read_once(loss: torch.Tensor, weights: Sequence[torch.Tensor]) -> set[torch.Tensor]:
-    """Return those weights that one autograd node alone reads, which computes all of their gradient.
-
-    Args:
-        loss: The loss, before its backward pass.
-        weights: The weights.
-    """
-    reads = dict.fromkeys(weights, 0)
-    for node, leaf in _reads_of_leaves(loss):
-        if node.name() == _REENTRANT_CHECKPOINT:
-            return set()
-        if leaf is not None and leaf in reads:
-            reads[leaf] += 1
-    return {weight for weight, count in reads.items() if count == 1}
-
-
-def rows_read(loss: torch.Tensor, tables: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Return the rows of matrices that a loss depends on, from its autograd graph.
-
-    Args:
-        loss: The loss, before its backward pass.
-        tables: The matrices, which require gradients.
-
-    Returns:
-        For each matrix the row numbers, int64 [N] with repetitions, if the loss uses it in lookups of embeddings only
-        (`torch.nn.functional.embedding`); otherwise None.
-    """
-    lookups: dict[torch.Tensor, list[torch.Tensor]] = {table: [] for table in tables}
-    used_otherwise: set[torch.Tensor] = set()
-    for node, leaf in _reads_of_leaves(loss):
-        if node.name() == _REENTRANT_CHECKPOINT:  # it hides a part of the graph
-            used_otherwise.update(lookups)
-        elif leaf is not None and leaf in lookups:
-            # The lookups of gatewise's models have nodes of their own: `gatewise.models.lookup`.
-            rows = node._saved_indices if node.name() == _LOOK_UP else getattr(node, "rows_read", None)
-            if rows is not None:
-                lookups[leaf].append(rows.flatten().long())
-            else:
-                used_otherwise.add(leaf)
-    return [None if not found or table in used_otherwise else torch.cat(found) for table, found in lookups.items()]
-
-
-def _nodes(loss: torch.Tensor) -> Iterator[tuple[Any, list[torch.Tensor | None]]]:
-    """Yield each node of an autograd graph with the leaves that it reads, None for what another node computes."""
-    for node, leaf in _reads_of_leaves(loss):
-        if leaf is None:
-            parents = [parent for parent, _ in node.next_functions]
-            yield node, [each.variable if each is not None and each.name() == _LEAF else None for each in parents]
-
-
-def _reads_of_leaves(loss: torch.Tensor) -> Iterator[tuple[Any, torch.Tensor | None]]:
-    """Yield each node of an autograd graph with each leaf that it reads, and once more without a leaf."""
-    nodes: list[Any] = [] if loss.grad_fn is None else [loss.grad_fn]
-    seen = set(nodes)
-    for node in nodes:  # to which the loop appends
-        yield node, None
-        for parent, _ in node.next_functions:
-            if parent is not None and parent.name() == _LEAF:
-                yield node, parent.variable
-            elif parent is not None and parent not in seen:
-                seen.add(parent)
-                nodes.append(parent)

@@ -73,8 +73,8 @@ class FactorExchange:
 
     def finish(self) -> None:
         """Wait for the factors of all processes, and give each weight the mean of the gradients."""
-        if self._sent is not None:
-            self._sent()
+        assert self._sent is not None  # or else the memory for the factors of others has no values
+        self._sent()
         for weight, gradient in zip(self.weights, self._receiver.gradients(), strict=True):
             weight.grad = gradient
 

@@ -18,11 +18,13 @@ from torch.utils.checkpoint import checkpoint
 import gatewise
 from gatewise.models.arguments import embedded
 from gatewise.training import TrainingOptions, exchange
-from gatewise.training.exchange import EmbeddingRows, GradientExchange, Turns, rows_read, weights_read_once
+from gatewise.training.exchange import GradientExchange, Turns
 from gatewise.training.graph import WARMUPS, ReplayedStep
 from gatewise.training.optimizers import build_optimizer
 from gatewise.training.processes import Processes
+from gatewise.training.row_exchange import EmbeddingRows
 from gatewise.training.step import Step
+from gatewise.training.weight_reads import rows_read, weights_read_once
 
 WORDS, SIZE = 200, 8
 COUNTS = (2, 3)
