@@ -14,10 +14,11 @@ like the former one, and by where, when and with what commit the calls were meas
 take only calls whose work the kernel states otherwise than the file has it, as after a change of tilings. With
 `--replays` the times of calls from Python stay: those of different kernels are compared, and are comparable only if the
 CPU was equally fast.
-With `--one-step` they take calls of one step without gradients, of GRUs, too.
-`draw` runs training calls of shapes drawn at random on every kernel that accepts them (with `--one-step`, calls of one
-step without gradients of up to 8 sequences, or with `--many` of 9 to 64 in 16-bit dtypes), and `add` adds those that
-the file does not have; also those of a run of `predictions.py`, once its predictions were judged.
+With `--one-step` they take calls of one step, of GRUs, too.
+`draw` runs training calls of shapes drawn at random on every kernel that accepts them, and `add` adds those that the
+file does not have; also those of a run of `predictions.py`, once its predictions were judged. With `--one-step` the
+calls have one step of up to 8 sequences, or with `--many` of 9 to 64 in 16-bit dtypes, and no gradients unless
+`--training` is given.
 """
 
 from __future__ import annotations
@@ -229,14 +230,15 @@ def draw(given: argparse.Namespace) -> int:
     kind = f"training with {steps} steps"
     if given.one_step:
         sequences = "9 to 64 sequences in 16-bit dtypes" if given.many else "up to 8 sequences"
-        steps, kind = "single", f"one step of {sequences} without gradients, of LSTMs and GRUs"
+        calls = "training calls of one step" if given.training else "one step without gradients"
+        steps, kind = "single", f"{calls}, of {sequences}, of LSTMs and GRUs"
     source = f"benchmarks/rates.py: shapes drawn at random with seed {given.seed}, {kind}"
     # Draws with one seed differ in their shapes by their steps, and in their times by the commit.
     name = f"drawn {given.seed} with {steps} steps, {run.date[:10]} {run.commit[:7]}"
     record = Record(name, numbers, source, run.commit[:7], run.date[:10], run.torch)
     files.append_line(given.file, points.record_line(record))
     every = (
-        shapes.of_one_step(given.seed, many=given.many)
+        shapes.of_one_step(given.seed, many=given.many, training=given.training)
         if given.one_step
         else shapes.drawn(given.seed, numbers, training=True)
     )
@@ -328,6 +330,8 @@ def main(words: Sequence[str] | None = None) -> int:
         command[each.__name__].add_argument("--steps", type=int, nargs=2, default=_ANY_STEPS, metavar=names, help=steps)
     one_step = "calls of one step of up to 8 sequences without gradients, by LSTMs and GRUs, instead of training calls"
     command["draw"].add_argument("--one-step", action="store_true", help=one_step)
+    training = "with --one-step: training calls"
+    command["draw"].add_argument("--training", action="store_true", help=training)
     many = "with --one-step: calls of 9 to 64 sequences in 16-bit dtypes"
     command["draw"].add_argument("--many", action="store_true", help=many)
     command["draw"].add_argument("--seed", type=int, required=True, help="of the shapes")

@@ -37,13 +37,14 @@ def drawn(seed: int, device: Device, *, training: bool | None = None) -> Iterato
         yield from _kept([[generator.random() for _ in range(_DIMENSIONS)]], device, training)
 
 
-def of_one_step(seed: int, *, many: bool = False) -> Iterator[Problem]:
-    """Yield inference calls of one step, by LSTMs and GRUs, drawn at random without end.
+def of_one_step(seed: int, *, many: bool = False, training: bool = False) -> Iterator[Problem]:
+    """Yield calls of one step, by LSTMs and GRUs, drawn at random without end.
 
     Args:
         seed: The seed.
         many: Whether the calls have 9 to 64 sequences, in 16-bit dtypes with sizes that are multiples of 8; otherwise
             they have 1 to 8, in all precisions and with sizes of any kind.
+        training: Whether the calls need gradients.
     """
     generator = random.Random(seed)
     halves = [each for each in PRECISIONS.values() if each[0].itemsize == 2]
@@ -60,7 +61,7 @@ def of_one_step(seed: int, *, many: bool = False) -> Iterator[Problem]:
             hidden_size=hidden,
             num_layers=generator.choice((1, 1, 2, 3)),
             dtype=dtype,
-            needs_grad=False,
+            needs_grad=training,
             allow_tf32=tf32,
             captured=True,
             announced=True,

@@ -26,7 +26,7 @@ from gatewise.kernels.stepwise.criteria import CRITERIA
 from gatewise.kernels.stepwise.parameters import kept_dtype, statistics_count
 from gatewise.kernels.stepwise.plan import FEWEST_STEPS, held_bytes, memory_bytes, product_layout_of, runs_of
 from gatewise.kernels.stepwise.products import state_dtype
-from gatewise.kernels.stepwise.single_criteria import is_single_call
+from gatewise.kernels.stepwise.single_criteria import MOST_ROWS, is_single_call, is_training_step
 
 
 class _Stepwise:
@@ -41,7 +41,7 @@ class _Stepwise:
     sets_up_in_captures = True
     widens_gradients = True
     # Entry points in cuda/*.cu.
-    traces = Traces(frozenset({"step_forward", "single_call"}), frozenset({"step_backward"}))
+    traces = Traces(frozenset({"step_forward", "single_call"}), frozenset({"step_backward", "single_adjoint"}))
 
     def single_use(self, problem: Problem) -> bool:
         return True  # the gradients of the gates overwrite the kept gates
@@ -55,6 +55,9 @@ class _Stepwise:
     def algorithm(self, problem: Problem, device: Device) -> str:
         if is_single_call(problem, device):
             return "one launch for each layer, which computes the products, too"
+        if is_training_step(problem, device):
+            last = "two backward" if problem.batch <= MOST_ROWS else "one backward beside the library's products"
+            return f"one launch forward for each layer, {last}"
         wide = padding.padded(problem, device)
         layout = str(product_layout_of(wide or problem, device))
         if wide is not None:
@@ -69,6 +72,8 @@ class _Stepwise:
                 launches=problem.num_layers,
                 operators=3,  # which allocate the results
             )
+        if is_training_step(problem, device):
+            return _work_of_training_step(problem)
         if (wide := padding.padded(problem, device)) is not None:
             return self.work(wide, device) + padding.work(problem, wide)
         layers, directions = problem.num_layers, problem.num_directions
@@ -103,6 +108,11 @@ class _Stepwise:
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         if not problem.needs_grad:
             return ()
+        if is_training_step(problem, device):
+            output = TensorSpec((1, problem.batch, problem.hidden_size), problem.dtype)
+            sums = (problem.batch, len(problem.cell.sums) * problem.hidden_size)
+            own = TensorSpec(sums, state_dtype(problem.dtype))
+            return (*[output] * (problem.num_layers - 1), *[own] * problem.num_layers)
         if (wide := padding.padded(problem, device)) is not None:
             return (padding.kept_output(wide), *self.kept(wide, device))
         tokens = (problem.num_directions, problem.time, problem.batch)
@@ -117,6 +127,9 @@ class _Stepwise:
     def workspace_bytes(self, problem: Problem, device: Device) -> int:
         if is_single_call(problem, device):
             return 0
+        if is_training_step(problem, device):
+            # The gradients of the sums, of the hidden states, and of what lies between two layers.
+            return problem.batch * problem.hidden_size * (len(problem.cell.sums) + 4) * problem.element_bytes
         if (wide := padding.padded(problem, device)) is not None:
             return self.workspace_bytes(wide, device) + padding.workspace_bytes(problem, wide)
         planes = problem.time * problem.batch * problem.num_directions * problem.hidden_size * problem.element_bytes
@@ -137,10 +150,13 @@ class _Stepwise:
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         # They import the compiler, which choosing a kernel does not need.
-        from gatewise.kernels.stepwise import layer, single
+        from gatewise.kernels.stepwise import layer, single, training_step
 
-        if is_single_call(problem, Device.probe(inputs.x.device)):
+        device = Device.probe(inputs.x.device)
+        if is_single_call(problem, device):
             return single.single_call(problem, inputs)
+        if is_training_step(problem, device):
+            return stack.forward(problem, inputs, training_step.forward)
         if (wide := padding.padded(problem, Device.probe(inputs.x.device))) is not None:
             between = padding.Padding(problem, wide)
             return between.result(self.forward(wide, between.inputs(inputs)))
@@ -151,8 +167,10 @@ class _Stepwise:
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
-        from gatewise.kernels.stepwise import layer
+        from gatewise.kernels.stepwise import layer, training_step
 
+        if is_training_step(problem, Device.probe(inputs.x.device)):
+            return stack.backward(problem, inputs, result, gradients, needs, training_step.backward)
         if (wide := padding.padded(problem, Device.probe(inputs.x.device))) is not None:
             between = padding.Padding(problem, wide)
             inputs, gradients = between.inputs(inputs), between.above(gradients)
@@ -169,6 +187,17 @@ class _Stepwise:
 
     def operator(self, problem: Problem, device: Device) -> Operator | None:
         return None
+
+
+def _work_of_training_step(problem: Problem) -> Work:
+    few, layers = problem.batch <= MOST_ROWS, problem.num_layers
+    return Work(
+        matmul_flops=3 * problem.matmul_flops,
+        # The weights are read twice, and their gradients are written.
+        bytes_moved=3 * problem.parameter_count * problem.element_bytes,
+        launches=layers * (3 if few else 6),
+        operators=layers * (14 if few else 18),  # most of which allocate memory
+    )
 
 
 def _combinations(problem: Problem) -> int:

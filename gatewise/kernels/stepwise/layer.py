@@ -16,7 +16,7 @@ from gatewise.kernels.stepwise import backward_loop, forward_loop
 from gatewise.kernels.stepwise.parameters import dropped, factors_of
 from gatewise.kernels.stepwise.plan import product_layout_of
 from gatewise.kernels.stepwise.product_layout import ProductLayout
-from gatewise.kernels.stepwise.products import state_dtype
+from gatewise.kernels.stepwise.products import gradients_dtype, state_dtype
 from gatewise.kernels.sums import bias_gradients, bias_of_sums, of_input, recurrent_runs
 
 # The gradients of g, the third gate, are by far the largest, so the rounding error of a sum over the gates is
@@ -126,7 +126,7 @@ def _weight_gradients(
     factors = factors_of(problem, layer)
     h0 = dropped(h0, factors)
     gradients: list[Tensor | None] = []
-    wide = _gradients_dtype(problem)
+    wide = gradients_dtype(problem)
     for direction, share in enumerate(chain.dgates):
         history, flat = outputs[:, :, direction], share.flatten(0, 1)
         # Each step's gradient is multiplied by the hidden state before the step; before the first step, that is h0.
@@ -154,12 +154,6 @@ def _weight_gradients(
         if chain.dparameters is not None:
             gradients += chain.dparameters[direction].sum(0).to(problem.dtype).unbind(0)
     return tuple(gradients)
-
-
-def _gradients_dtype(problem: Problem) -> torch.dtype:
-    """Return the dtype in which the gradients of matrices and biases are computed."""
-    wide = problem.float32_gradients and problem.element_bytes == 2 and deep_products.widens()
-    return torch.float32 if wide else problem.dtype
 
 
 def _on_device(lengths: Tensor | None, device: torch.device) -> Tensor | None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gatewise.contract.problem import Problem
+from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.cuda.few_rows import is_faster_with_zeros, zeros_for
 from gatewise.kernels.cuda.scratch import Allocator
 from gatewise.kernels.stepwise.product_layout import ProductLayout
@@ -88,3 +90,9 @@ def left_operand(layout: ProductLayout, dgates: Tensor) -> Tensor:
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of the states that are carried between steps: float32 for 16-bit dtypes, otherwise `dtype`."""
     return torch.float32 if dtype.itemsize == 2 else dtype
+
+
+def gradients_dtype(problem: Problem) -> torch.dtype:
+    """Return the dtype in which the gradients of matrices and biases are computed."""
+    wide = problem.float32_gradients and problem.element_bytes == 2 and deep_products.widens()
+    return torch.float32 if wide else problem.dtype

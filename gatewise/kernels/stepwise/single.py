@@ -54,7 +54,7 @@ class Call(ctypes.Structure):
 
     _fields_ = [
         ("of", Single),
-        *[(name, _POINTER) for name in ("hidden", "others", "hidden_after", "others_after", "output")],
+        *[(name, _POINTER) for name in ("hidden", "others", "hidden_after", "others_after", "output", "sums")],
     ]
 
 
@@ -161,7 +161,7 @@ class SingleSteps:
             got = f"{matrices // 2} layers with {units} units"
             raise ShapeError(sentence("weights", expectation, got, "Make a new stream of the layer."))
         # Copies are those of one call.
-        own = [_readable(weight, self.cell, self._shape[1]) for weight in weights]
+        own = [readable(weight, self.cell, self._shape[1]) for weight in weights]
         copied = any(one is not other for one, other in zip(own, weights, strict=True))
         forms = [(weight.data_ptr(), weight.shape, weight.dtype, True) for weight in own]
         arguments = [
@@ -224,20 +224,27 @@ class SingleSteps:
         return driver.prepared(binary, "single_step", shape, arguments, self.device)
 
 
-def single_call(problem: Problem, inputs: Inputs) -> Result:
-    """Compute a call that `is_single_call` accepts: y [1, B, H], h_n [L, B, H] and c_n [L, B, S*H]."""
+def single_call(problem: Problem, inputs: Inputs, sums: Tensor | None = None) -> Result:
+    """Compute a call that `is_single_call` accepts: y [1, B, H], h_n [L, B, H] and c_n [L, B, S*H].
+
+    Args:
+        problem: The call.
+        inputs: The inputs.
+        sums: The memory for the sums of the cell [B, S*H], in the dtype of states, if there is one layer and a backward
+            pass follows.
+    """
     device, batch, cell = inputs.x.device, problem.batch, problem.cell
     with driver.on(device):
-        x, h0, c0 = _aligned(inputs.x), _aligned(inputs.h0), _aligned(inputs.c0)
+        x, h0, c0 = aligned(inputs.x), aligned(inputs.h0), aligned(inputs.c0)
         y, h_n, c_n = x.new_empty(1, batch, problem.hidden_size), torch.empty_like(h0), torch.empty_like(c0)
-        own = [_readable(weight, cell, problem.hidden_size) for weight in inputs.weights]
+        own = [readable(weight, cell, problem.hidden_size) for weight in inputs.weights]
         weights, number = [weight.data_ptr() for weight in own], problem.weights_per_direction
         misaligned = tuple([address % VECTOR_BYTES for address in weights])
         # A thread writes the addresses of a call to arguments of its own.
         launches = _launches_of(problem, device, misaligned, threading.get_ident())
         plain = number - len(cell.parameters)
         h_bytes, c_bytes = h0.nbytes // problem.num_layers, c0.nbytes // problem.num_layers
-        vectors, output = x.data_ptr(), y.data_ptr()
+        vectors, output, kept = x.data_ptr(), y.data_ptr(), 0 if sums is None else sums.data_ptr()
         h_before, h_after, c_before, c_after = h0.data_ptr(), h_n.data_ptr(), c0.data_ptr(), c_n.data_ptr()
         for layer, (addresses, launch) in enumerate(launches):
             start, h, c = layer * number, layer * h_bytes, layer * c_bytes
@@ -246,7 +253,8 @@ def single_call(problem: Problem, inputs: Inputs) -> Result:
             if cell.parameters:
                 addresses[_PARAMETERS : _PARAMETERS + number - plain] = weights[start + plain : start + number]
             last = layer == problem.num_layers - 1
-            addresses[_STATES:] = h_before + h, c_before + c, h_after + h, c_after + c, output if last else 0
+            states = h_before + h, c_before + c, h_after + h, c_after + c
+            addresses[_STATES:] = *states, output if last else 0, kept
             launch()
             vectors = h_after + h
     return Result(y, h_n, c_n)
@@ -280,7 +288,7 @@ def _launches_of(
     return found
 
 
-def _readable(weight: Tensor, cell: Cell, units: int) -> Tensor:
+def readable(weight: Tensor, cell: Cell, units: int) -> Tensor:
     """Return a weight whose rows lie one after the other, at an address from which its kernel loads; copy it if needed.
 
     Tensor cores are used where sizes and dtype allow it, whatever the addresses are: the blocks of a step must be the
@@ -294,7 +302,7 @@ def _readable(weight: Tensor, cell: Cell, units: int) -> Tensor:
     return weight
 
 
-def _aligned(tensor: Tensor) -> Tensor:
+def aligned(tensor: Tensor) -> Tensor:
     """Return a tensor that is contiguous and aligned for vector loads; copy it only if necessary."""
     tensor = tensor.contiguous()
     return tensor.clone() if tensor.data_ptr() % VECTOR_BYTES else tensor

@@ -115,7 +115,6 @@ def refusals_of(problem: Problem, device: Device) -> tuple[Refusal, ...]:
     return tuple([refusal for refusal in found if refusal is not None])
 
 
-@functools.lru_cache(maxsize=4096)
 def is_single_call(problem: Problem, device: Device) -> bool:
     """Return whether the kernel `stepwise` computes a call in one launch for each layer, products included.
 
@@ -123,9 +122,23 @@ def is_single_call(problem: Problem, device: Device) -> bool:
         problem: A call that the criteria of that kernel accept.
         device: The properties of its device.
     """
+    return not problem.needs_grad and _is_single_step(problem, device)
+
+
+def is_training_step(problem: Problem, device: Device) -> bool:
+    """Return whether the kernel `stepwise` computes a training call as a single step (see `training_step`).
+
+    Args:
+        problem: A call that the criteria of that kernel accept.
+        device: The properties of its device.
+    """
+    return problem.needs_grad and _is_single_step(problem, device)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_single_step(problem: Problem, device: Device) -> bool:
     return (
         problem.time == 1
-        and not problem.needs_grad
         and not problem.bidirectional
         and not problem.resets
         and problem.layout is Layout.DENSE

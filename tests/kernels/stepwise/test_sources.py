@@ -11,7 +11,7 @@ from gatewise.derivation.row import row_code
 from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.cuda.formats import NUMBERS
-from gatewise.kernels.stepwise import single_form
+from gatewise.kernels.stepwise import single_form, training_step
 from gatewise.kernels.stepwise.launch import SOURCES, macros_of, row_macros
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from gatewise.kernels.stepwise.single_criteria import TILED_UNITS
@@ -125,4 +125,27 @@ def test_single_steps_on_tensor_cores_compile(architecture, dtype, cell, rows, w
     assert b"single_call" in binary
     # A loop that is not unrolled spills less, and mostly takes more time: benchmarks/results/single_steps.jsonl.
     assert taken.spilled_bytes <= 16
+    assert taken.registers <= 168
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "cell", "rows", "wide", "narrow"),
+    each_value(
+        pairwise(
+            ARCHITECTURES,
+            [*NUMBERS],
+            [cell for cell in SHIPPED if is_pointwise(cell)],
+            (1, 2, 8),
+            (False, True),
+            (False, True),
+        )
+    ),
+    ids=str,
+)
+def test_backward_passes_of_single_steps_compile(architecture, dtype, cell, rows, wide, narrow):
+    macros = training_step.macros(dtype, widths=(1 if narrow else 16 // dtype.itemsize,) * 2, rows=rows, wide=wide)
+    binary, taken = toolchain.compile_afresh(SOURCES / "single_backward.cu", architecture, macros, row_code(cell))
+    assert b"single_adjoint" in binary
+    assert b"single_products" in binary
+    assert taken.spilled_bytes == 0
     assert taken.registers <= 168

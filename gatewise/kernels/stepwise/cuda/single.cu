@@ -7,7 +7,7 @@
 // are two buffers, which steps read in turn. Blocks count themselves, modulo the number of blocks in two steps, and the count
 // tells whose turn it is. So the arguments are the same in every step, and the replays of a CUDA graph carry the states. No
 // block waits for another one. `single_call` reads the states before the step from one tensor and writes those after it to
-// another one.
+// another one; in training it also keeps the sums, for single_backward.cu.
 //
 // From compute capability 9.0 on, the launch for a layer starts while the one for the layer below it still runs, and loads its
 // first weights. The first layer's does not, because what runs before it may write weights or states.
@@ -45,6 +45,7 @@ struct Call {
     Value* hidden_after;        // the hidden states after the step [B, H]
     Value* others_after;        // the other states after the step [B, STATES * H]
     Value* output;              // the hidden states after the step once more [B, H], or null
+    Real* sums;                 // the sums of the step for a backward pass [B, SUMS * H], or null
 };
 
 template <bool RECURRENT>
@@ -146,6 +147,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) single_call(const Call p) 
     const Value hidden = narrowed(returned[0].hidden);
     p.hidden_after[place] = hidden;
     if (p.output) p.output[place] = hidden;
+    if (p.sums)
+#pragma unroll
+        for (int sum = 0; sum < SUMS; sum++)
+            p.sums[(own_sequence() * SUMS + sum) * p.of.units + own_unit()] = given[0].sums[sum];
 #pragma unroll
     for (int i = 0; i < STATES; i++) p.others_after[place_of_state(p.of, i)] = narrowed(returned[0].states[i]);
 }
