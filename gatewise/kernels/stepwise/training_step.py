@@ -8,29 +8,30 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gatewise.cells import Cell
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
-from gatewise.contract.weights import DirectionWeights
 from gatewise.derivation.fused import carried_states
 from gatewise.derivation.row import row_code
 from gatewise.kernels.cuda import deep_products, driver, formats, toolchain
 from gatewise.kernels.stack import Layer, LayerGradients
-from gatewise.kernels.stepwise.launch import SOURCES, address
+from gatewise.kernels.stepwise.launch import SOURCES
 from gatewise.kernels.stepwise.products import gradients_dtype, state_dtype
 from gatewise.kernels.stepwise.single import aligned, readable, single_call
 from gatewise.kernels.stepwise.single_criteria import MOST_PARAMETERS, MOST_ROWS
-from gatewise.kernels.stepwise.single_form import LANES, rows_of, width_of
+from gatewise.kernels.stepwise.single_form import LANES, VECTOR_BYTES, rows_of, width_of
 from gatewise.kernels.sums import of_input, recurrent_runs
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int
 
-_THREADS = 256  # of a block that computes products
+_THREADS = 512  # of a block that computes products
 _COLUMN_BYTES = 32  # of a row of a weight matrix, which a block multiplies: what the cache reads from memory at once
 _OUTER_ROWS = 32  # of the gradient of a weight matrix, which a block computes
 _MOST_LANES = 16  # the threads of a unit in the adjoint, which share the sequences
@@ -40,10 +41,10 @@ class Adjoint(ctypes.Structure):
     """The struct `Adjoint` of single_backward.cu."""
 
     _fields_ = [
-        *[(name, _POINTER) for name in ("sums", "hidden", "others")],
+        *[(name, _POINTER) for name in ("sums", "hidden", "others", "dy", "dhidden_after", "dothers_after")],
+        *[(name, _POINTER) for name in ("dsums", "dothers", "dhidden", "dinput_bias", "drecurrent_bias")],
+        ("dparameters", _POINTER),
         ("parameters", _POINTER * MOST_PARAMETERS),
-        *[(name, _POINTER) for name in ("dy", "dhidden_after", "dothers_after", "dsums", "dothers", "dhidden")],
-        *[(name, _POINTER) for name in ("dinput_bias", "drecurrent_bias", "dparameters")],
         ("batch", _SIZE),
         ("units", _SIZE),
     ]
@@ -60,6 +61,18 @@ class Products(ctypes.Structure):
     ]
 
 
+class _Prepared(NamedTuple):
+    """A launch, and the addresses in its struct, which a call writes to."""
+
+    addresses: ctypes.Array
+    launch: Callable[[], None]
+
+    def __call__(self, *addresses: int) -> None:
+        """Launch the kernel with the struct's first addresses."""
+        self.addresses[: len(addresses)] = addresses
+        self.launch()
+
+
 def forward(problem: Problem, layer: Layer) -> Result:
     """Run the forward pass of one layer.
 
@@ -70,136 +83,155 @@ def forward(problem: Problem, layer: Layer) -> Result:
         problem.batch, len(problem.cell.sums) * problem.hidden_size, dtype=state_dtype(problem.dtype)
     )
     (weights,) = layer.weights
-    found = single_call(one, Inputs(layer.x, layer.h0, layer.c0, _flat(weights)), sums)
+    found = single_call(one, Inputs(layer.x, layer.h0, layer.c0, weights.tensors()), sums)
     return Result(found.y, found.h_n, found.c_n, (sums,))
 
 
 def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradients, needs: Needs) -> LayerGradients:
     """Run the backward pass of one layer."""
-    cell, size, device = problem.cell, problem.hidden_size, layer.x.device
-    (weights,), few = layer.weights, problem.batch <= MOST_ROWS
+    cell, batch, size, device = problem.cell, problem.batch, problem.hidden_size, layer.x.device
+    (weights,) = layer.weights
     with driver.on(device):
-        x, h0, c0 = aligned(layer.x[0]), aligned(layer.h0), aligned(layer.c0)
-        own = [readable(weight, cell, size) for weight in _flat(weights)]
-        dsums = x.new_empty(problem.batch, len(cell.sums) * size)
-        dothers = torch.empty_like(c0)
+        x, h0, c0 = aligned(layer.x), aligned(layer.h0), aligned(layer.c0)
+        own = [readable(weight, cell, size) for weight in weights.tensors()]
+        matrices = own[0].data_ptr() % VECTOR_BYTES, own[1].data_ptr() % VECTOR_BYTES
+        # A thread writes the addresses of a call to arguments of its own.
+        adjoint, multiply = _launches_of(problem, x.shape[2], matrices, needs, device, threading.get_ident())
+        dsums, dothers = x.new_empty(batch, len(cell.sums) * size), torch.empty_like(c0)
         # Cells whose step reads the hidden state element by element have a gradient of it that is in no product.
         direct = None
         if len(carried_states(cell)) > len(cell.states):
-            direct = x.new_empty(problem.batch, size, dtype=state_dtype(problem.dtype))
-        wide = gradients_dtype(problem)
-        biases = x.new_empty(2, problem.gate_rows, dtype=wide) if needs.weights and problem.bias else None
-        parameters = x.new_empty(len(cell.parameters), size) if needs.weights and cell.parameters else None
+            direct = x.new_empty(batch, size, dtype=state_dtype(problem.dtype))
+        biases = parameters = None
+        if needs.weights and problem.bias:
+            biases = x.new_empty(2, problem.gate_rows, dtype=gradients_dtype(problem)).unbind(0)
+        if needs.weights and cell.parameters:
+            parameters = x.new_empty(len(cell.parameters), size)
         given = [None if each is None else aligned(each) for each in above]
-        binary = _binary_of(problem, own[0], own[1])
-        plain = len(own) - len(cell.parameters)
-        adjoint = Adjoint(
-            *map(address, (result.kept[0], h0, c0)),
-            (_POINTER * MOST_PARAMETERS)(*map(address, own[plain:])),
-            *map(address, (*given, dsums, dothers, direct)),
-            *([None] * 2 if biases is None else map(address, biases.unbind(0))),
-            address(parameters),
-            problem.batch,
-            size,
+        adjoint(
+            *map(
+                _address,
+                (result.kept[0], h0, c0, *given, dsums, dothers, direct, *(biases or (None, None)), parameters),
+            ),
+            *[parameter.data_ptr() for parameter in own[len(own) - len(cell.parameters) :]],
         )
-        blocks, lanes = (-(-size // LANES), 1, 1), min(rows_of(problem.batch), _MOST_LANES)
-        driver.launch(
-            binary, "single_adjoint", driver.Shape(blocks, LANES * lanes, 0, cooperative=False), adjoint, device
-        )
-        products = _few_products if few else _library_products
-        dx, dh0, matrices = products(problem, x, h0[0], own, dsums, direct, needs, binary)
-    found: list[Tensor | None] = [*matrices]
+        products = _few_products if batch <= MOST_ROWS else _library_products
+        dx, dh0, dw_ih, dw_hh = products(problem, x, h0, own, dsums, direct, needs, multiply)
+    found = [dw_ih, dw_hh]
     if problem.bias:
-        found += [None, None] if biases is None else biases.unbind(0)
+        found += biases or (None, None)
     found += [None] * len(cell.parameters) if parameters is None else parameters.unbind(0)
-    return LayerGradients(
-        None if dx is None else dx.unsqueeze(0),
-        None if dh0 is None else dh0.unsqueeze(0),
-        dothers if needs.state else None,
-        tuple(found),
-    )
+    return LayerGradients(dx, dh0, dothers if needs.state else None, tuple(found))
 
 
-_Found = tuple[Tensor | None, Tensor | None, tuple[Tensor | None, Tensor | None]]
+_Products = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 def _few_products(
     problem: Problem,
     x: Tensor,
     h0: Tensor,
-    weights: list[Tensor],
+    weights: Sequence[Tensor],
     dsums: Tensor,
     direct: Tensor | None,
     needs: Needs,
-    binary: bytes,
-) -> _Found:
-    """Compute all products in one launch: the gradients of x and h0, and those of both weight matrices."""
-    if not any(needs):
-        return None, None, (None, None)
+    multiply: Callable[..., None] | None,
+) -> _Products:
+    """Return the gradients of x, h0 and both weight matrices, which one launch computes."""
+    if multiply is None:
+        return None, None, None, None
     wide, (w_ih, w_hh) = gradients_dtype(problem), weights[:2]
     dx = torch.empty_like(x) if needs.x else None
     dh0 = torch.empty_like(h0) if needs.state else None
-    matrices = [w.new_empty(w.shape, dtype=wide) if needs.weights else None for w in (w_ih, w_hh)]
-    columns, outer = _COLUMN_BYTES // problem.element_bytes, -(-problem.gate_rows // _OUTER_ROWS)
-    blocks = [
-        -(-x.shape[1] // columns) if needs.x else 0,
-        -(-problem.hidden_size // columns) if needs.state else 0,
-        *[outer if needs.weights else 0] * 2,
-    ]
-    arguments = Products(
-        *map(address, (dsums, x, h0, w_ih, w_hh, direct, dx, dh0, *matrices)),
-        problem.batch,
-        x.shape[1],
-        problem.hidden_size,
-        (_SIZE * 4)(*blocks),
-    )
-    early = Device.probe(x.device).capability >= (9, 0)
-    shape = driver.Shape((sum(blocks), 1, 1), _THREADS, 0, cooperative=False, early=early)
-    driver.launch(binary, "single_products", shape, arguments, x.device)
-    return dx, dh0, (matrices[0], matrices[1])
+    dw_ih = torch.empty_like(w_ih, dtype=wide) if needs.weights else None
+    dw_hh = torch.empty_like(w_hh, dtype=wide) if needs.weights else None
+    multiply(*map(_address, (dsums, x, h0, w_ih, w_hh, direct, dx, dh0, dw_ih, dw_hh)))
+    return dx, dh0, dw_ih, dw_hh
 
 
 def _library_products(
     problem: Problem,
     x: Tensor,
     h0: Tensor,
-    weights: list[Tensor],
+    weights: Sequence[Tensor],
     dsums: Tensor,
     direct: Tensor | None,
     needs: Needs,
-    binary: bytes,
-) -> _Found:
-    """Compute what `_few_products` computes by products of the library."""
+    multiply: Callable[..., None] | None,
+) -> _Products:
+    """Return what `_few_products` returns, by products of the library."""
     size, wide, (w_ih, w_hh) = problem.hidden_size, gradients_dtype(problem), weights[:2]
-    of_x = of_input(dsums, problem.gate_rows)
-    dx = deep_products.mm(of_x, w_ih) if needs.x else None
-    dh0, matrices = None, (None, None)
+    of_x, runs = of_input(dsums, problem.gate_rows), recurrent_runs(problem.cell)
+    dx = dh0 = dw_ih = dw_hh = None
+    if needs.x:
+        dx = deep_products.mm(of_x, w_ih).unsqueeze(0)
     if needs.state:
-        for run in recurrent_runs(problem.cell):
-            factors = run.columns_of(dsums, size), run.rows_of(w_hh, size)
-            if dh0 is None:
-                dh0 = deep_products.mm(*factors)
-            else:
-                deep_products.addmm(dh0, *factors)
-        if dh0 is not None and direct is not None:
+        dh0 = torch.empty_like(h0)
+        first, *others = [(run.columns_of(dsums, size), run.rows_of(w_hh, size)) for run in runs]
+        deep_products.mm(*first, dh0[0])
+        for factors in others:
+            deep_products.addmm(dh0[0], *factors)
+        if direct is not None:
             dh0 += direct
     if needs.weights:
-        matrices = w_ih.new_empty(w_ih.shape, dtype=wide), w_hh.new_empty(w_hh.shape, dtype=wide)
-        deep_products.mm(of_x.t(), x, matrices[0])
-        for run in recurrent_runs(problem.cell):
-            deep_products.mm(run.columns_of(dsums, size).t(), h0, run.rows_of(matrices[1], size))
-    return dx, dh0, matrices
+        dw_ih = deep_products.mm(of_x.t(), x[0], torch.empty_like(w_ih, dtype=wide))
+        dw_hh = torch.empty_like(w_hh, dtype=wide)
+        for run in runs:
+            deep_products.mm(run.columns_of(dsums, size).t(), h0[0], run.rows_of(dw_hh, size))
+    return dx, dh0, dw_ih, dw_hh
+
+
+@functools.lru_cache(maxsize=256)
+def _launches_of(
+    problem: Problem, inputs: int, misaligned: tuple[int, int], needs: Needs, device: torch.device, thread: int
+) -> tuple[_Prepared, _Prepared | None]:
+    """Return the launches of a backward pass; None for the second if the library multiplies, or nothing is needed.
+
+    The launches depend on nothing of a call but the arguments of this function: a call writes all addresses anew.
+
+    Args:
+        problem: The call.
+        inputs: The number of input features of the layer.
+        misaligned: The addresses of both weight matrices, modulo the bytes of the widest loads.
+        needs: The gradients to compute.
+        device: The device.
+        thread: The thread that writes the addresses and launches.
+    """
+    batch, size, rows, itemsize = problem.batch, problem.hidden_size, rows_of(problem.batch), problem.element_bytes
+    few = batch <= MOST_ROWS
+    first, second = misaligned
+    widths = width_of(first, inputs * itemsize, itemsize), width_of(second, size * itemsize, itemsize)
+    defined = macros(problem.dtype, widths if few else (1, 1), rows, wide=gradients_dtype(problem) != problem.dtype)
+    numbers = Device.probe(device)
+    source = SOURCES / "single_backward.cu"
+    binary = toolchain.compile_source(source, numbers.architecture, defined, row_code(problem.cell))
+
+    def prepared(entry: str, arguments: ctypes.Structure, shape: driver.Shape) -> _Prepared:
+        addresses = (ctypes.c_uint64 * (ctypes.sizeof(arguments) // 8)).from_buffer(arguments)
+        return _Prepared(addresses, driver.prepared(binary, entry, shape, arguments, device))
+
+    threads = LANES * min(rows, _MOST_LANES)
+    shape = driver.Shape((-(-size // LANES), 1, 1), threads, 0, cooperative=False)
+    adjoint = prepared("single_adjoint", Adjoint(batch=batch, units=size), shape)
+    if not few or not any(needs):
+        return adjoint, None
+    columns, outer = _COLUMN_BYTES // itemsize, -(-problem.gate_rows // _OUTER_ROWS)
+    wanted = needs.x, needs.state, needs.weights, needs.weights
+    every = -(-inputs // columns), -(-size // columns), outer, outer
+    blocks = [number if is_wanted else 0 for number, is_wanted in zip(every, wanted, strict=True)]
+    early = numbers.capability >= (9, 0)
+    shape = driver.Shape((sum(blocks), 1, 1), _THREADS, 0, cooperative=False, early=early)
+    arguments = Products(batch=batch, inputs=inputs, units=size, blocks=(_SIZE * 4)(*blocks))
+    return adjoint, prepared("single_products", arguments, shape)
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 @functools.lru_cache(maxsize=4096)
 def _of_one_layer(problem: Problem, inputs: int) -> Problem:
     return problem.replace(num_layers=1, input_size=inputs, dropout=0.0)
-
-
-def _flat(weights: DirectionWeights) -> tuple[Tensor, ...]:
-    """Return the weights of a layer in PyTorch's order."""
-    plain = [weights.w_ih, weights.w_hh, weights.b_ih, weights.b_hh]
-    return (*[weight for weight in plain if weight is not None], *weights.parameters)
 
 
 def macros(dtype: torch.dtype, widths: tuple[int, int], rows: int, *, wide: bool) -> dict[str, int]:
@@ -225,24 +257,3 @@ def macros(dtype: torch.dtype, widths: tuple[int, int], rows: int, *, wide: bool
         "OUTER_ROWS": _OUTER_ROWS,
         "MOST_PARAMETERS": MOST_PARAMETERS,
     }
-
-
-def _binary_of(problem: Problem, w_ih: Tensor, w_hh: Tensor) -> bytes:
-    size, rows = problem.element_bytes, rows_of(problem.batch)
-    widths = 1, 1
-    if rows <= MOST_ROWS:
-        widths = (
-            width_of(w_ih.data_ptr(), w_ih.shape[1] * size, size),
-            width_of(w_hh.data_ptr(), w_hh.shape[1] * size, size),
-        )
-    wide = gradients_dtype(problem) != problem.dtype
-    return _binary(problem.cell, problem.dtype, widths, rows, wide, w_ih.device)
-
-
-@functools.lru_cache(maxsize=256)
-def _binary(
-    cell: Cell, dtype: torch.dtype, widths: tuple[int, int], rows: int, wide: bool, device: torch.device
-) -> bytes:
-    architecture = Device.probe(device).architecture
-    defined = macros(dtype, widths, rows, wide=wide)
-    return toolchain.compile_source(SOURCES / "single_backward.cu", architecture, defined, row_code(cell))

@@ -13,7 +13,7 @@ import pytest
 from gatewise.derivation.device import device_code
 from gatewise.derivation.row import row_code
 from gatewise.kernels.criteria import is_fused
-from gatewise.kernels.stepwise import backward_loop, forward_loop, launch, layer
+from gatewise.kernels.stepwise import backward_loop, forward_loop, kernel, launch, layer
 from tests.kernels.cuda_on_cpu import PRELUDE, compile_cpp, precompiled, rewritten
 
 _GRID = """
@@ -68,5 +68,7 @@ def on_cpu(monkeypatch):
         monkeypatch.setattr(forward_loop, "Launch", LaunchOnCpu)
         monkeypatch.setattr(backward_loop, "Launch", LaunchOnCpu)
         monkeypatch.setattr(layer, "product_layout_of", lambda problem, device: layout)
+        # Training calls of one step have launches of their own, which test_training_step_on_cpu.py runs.
+        monkeypatch.setattr(kernel, "is_training_step", lambda problem, device: False)
 
     return in_form

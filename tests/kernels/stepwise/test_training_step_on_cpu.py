@@ -43,7 +43,7 @@ def launched(monkeypatch):
 def _forget():
     single._binary.cache_clear()
     single._launches_of.cache_clear()
-    training_step._binary.cache_clear()
+    training_step._launches_of.cache_clear()
 
 
 def call(cell, dtype, batch, sizes, layers=1, **options):

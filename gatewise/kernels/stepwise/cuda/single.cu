@@ -78,9 +78,10 @@ __device__ __forceinline__ void begin_step(Given& given, const Single& p) {
     for (int i = 0; i < PARAMETERS; i++) given.parameters[i] = widened(p.parameters[i][unit]);
 }
 
-// Computes the products of all sequences, and the step of the thread's unit and sequence. All threads of a block take part.
+// Computes the products of all sequences, and the step of the thread's unit and sequence; stores its sums [B, SUMS * H] unless
+// `kept` is null. All threads of a block take part.
 __device__ __forceinline__ void compute_step(
-    First& first, Given (&given)[1], Returned (&returned)[1], const Value* hidden, const Single& p) {
+    First& first, Given (&given)[1], Returned (&returned)[1], const Value* hidden, Real* kept, const Single& p) {
     __shared__ Real products[WARPS * UNITS * SUMS * ROWS];
     wait_for_preceding_kernel();  // which writes the input
     multiply_rows(first, hidden, p, products);
@@ -91,6 +92,10 @@ __device__ __forceinline__ void compute_step(
     for (int sum = 0; sum < SUMS; sum++)
 #pragma unroll
         for (int part = 0; part < WARPS; part++) given[0].sums[sum] += own[(part * UNITS * SUMS + sum) * ROWS];
+    if (kept)
+#pragma unroll
+        for (int sum = 0; sum < SUMS; sum++)
+            kept[(own_sequence() * SUMS + sum) * p.units + own_unit()] = given[0].sums[sum];
     Real statistics[1][STATISTICS + 1];
     struct {
     } alone;  // the step combines no units
@@ -115,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) single_step(const Held p) 
     if (thread == 0) turn = count >= gridDim.x;
     __syncthreads();
     Returned returned[1];
-    compute_step(first, given, returned, p.hidden + turn * plane, p.of);
+    compute_step(first, given, returned, p.hidden + turn * plane, nullptr, p.of);
     if (!has_step(p.of)) return;
     const Value hidden = narrowed(returned[0].hidden);
     p.hidden[(1 - turn) * plane + place] = hidden;
@@ -142,15 +147,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) single_call(const Call p) 
             given[0].states[i] = widened(i < STATES ? p.others[place_of_state(p.of, i)] : p.hidden[place]);
     }
     Returned returned[1];
-    compute_step(first, given, returned, p.hidden, p.of);
+    compute_step(first, given, returned, p.hidden, p.sums, p.of);
     if (!has_step(p.of)) return;
     const Value hidden = narrowed(returned[0].hidden);
     p.hidden_after[place] = hidden;
     if (p.output) p.output[place] = hidden;
-    if (p.sums)
-#pragma unroll
-        for (int sum = 0; sum < SUMS; sum++)
-            p.sums[(own_sequence() * SUMS + sum) * p.of.units + own_unit()] = given[0].sums[sum];
 #pragma unroll
     for (int i = 0; i < STATES; i++) p.others_after[place_of_state(p.of, i)] = narrowed(returned[0].states[i]);
 }

@@ -30,7 +30,6 @@ struct Adjoint {
     const Real* sums;                          // the sums of the step [B, SUMS * H]
     const Value* hidden;                       // the hidden states before the step [B, H]
     const Value* others;                       // the other states before the step [B, STATES * H]
-    const Value* parameters[MOST_PARAMETERS];  // of the cell [H]
     const Value* dy;                           // the gradient of the output [B, H], or null
     const Value* dhidden_after;                // the gradients of the states after the step, of the shapes above, or null
     const Value* dothers_after;
@@ -40,6 +39,7 @@ struct Adjoint {
     Gradient* dinput_bias;                     // the gradients of the biases [GATES * H], or null
     Gradient* drecurrent_bias;
     Value* dparameters;                        // the gradients of the parameters [PARAMETERS, H], or null
+    const Value* parameters[MOST_PARAMETERS];  // of the cell [H]
     int batch, units;
 };
 
@@ -172,20 +172,22 @@ __device__ __forceinline__ void multiply_columns(
     constexpr int PIECES = COLUMNS / SIZE, COUNT = ROWS * SIZE, WARPS = THREADS / LANES;
     const int piece = threadIdx.x % PIECES, column = block * COLUMNS + piece * SIZE;
     Real numbers[COUNT] = {};
+#pragma unroll 1
+    for (int unit = threadIdx.x / PIECES; unit < p.units; unit += THREADS / PIECES) {
+        if (column >= size) break;
+        Piece<SIZE> own[GATES];  // those of all gates are on their way at once
 #pragma unroll
-    for (int gate = 0; gate < GATES; gate++) {
-        const Value* const dsums = p.dsums + sum_of<RECURRENT>(gate) * p.units;
-#pragma unroll 4
-        for (int unit = threadIdx.x / PIECES; unit < p.units; unit += THREADS / PIECES) {
-            if (column >= size) break;
-            const auto own = *(const Piece<SIZE>*)(matrix + ((i64)gate * p.units + unit) * size + column);
+        for (int gate = 0; gate < GATES; gate++)
+            own[gate] = *(const Piece<SIZE>*)(matrix + ((i64)gate * p.units + unit) * size + column);
+#pragma unroll
+        for (int gate = 0; gate < GATES; gate++)
 #pragma unroll
             for (int b = 0; b < ROWS; b++) {
-                const Real gradient = b < p.batch ? widened(dsums[b * SUMS * p.units + unit]) : Real(0);
+                const int place = (b * SUMS + sum_of<RECURRENT>(gate)) * p.units + unit;
+                const Real gradient = b < p.batch ? widened(p.dsums[place]) : Real(0);
 #pragma unroll
-                for (int i = 0; i < SIZE; i++) numbers[b * SIZE + i] += gradient * widened(own.at[i]);
+                for (int i = 0; i < SIZE; i++) numbers[b * SIZE + i] += gradient * widened(own[gate].at[i]);
             }
-        }
     }
     constexpr int SHARES = LANES / PIECES, LEFT = COUNT > SHARES ? COUNT / SHARES : 1;
     int first = 0;
@@ -214,7 +216,7 @@ __device__ __forceinline__ void multiply_outer(
         Piece<SIZE> own[ROWS];
 #pragma unroll
         for (int b = 0; b < ROWS; b++) own[b] = *(const Piece<SIZE>*)(vectors + (i64)min(b, p.batch - 1) * size + piece * SIZE);
-#pragma unroll 2
+#pragma unroll 1
         for (int row = block * OUTER_ROWS + threadIdx.x / lanes; row < end; row += rows) {
             const int gate = row / p.units, place = sum_of<RECURRENT>(gate) * p.units + row % p.units;
             Real totals[SIZE] = {};
