@@ -266,7 +266,8 @@ def add(given: argparse.Namespace) -> int:
         else:
             read = points.read(file.read_text().splitlines())
         for point in read:
-            if point.record.device.name == given.name and (point.kernel, point.problem) not in there:
+            wanted = point.record.device.name == given.name and given.kernel in (None, point.kernel)
+            if wanted and (point.kernel, point.problem) not in there:
                 new[point.kernel, point.problem] = point
     device = known[-1].record.device  # as everywhere in the file, so that the work is stated for the same numbers
     further = [
@@ -336,6 +337,7 @@ def main(words: Sequence[str] | None = None) -> int:
     command["draw"].add_argument("--many", action="store_true", help=many)
     command["draw"].add_argument("--seed", type=int, required=True, help="of the shapes")
     command["add"].add_argument("--seed", type=int, help="of the run of predictions.py")
+    command["add"].add_argument("--kernel", help="only calls of this kernel, as after only its code changed")
     for each in (again, write, draw, add):
         command[each.__name__].set_defaults(function=each)
     given = parser.parse_args(words)
