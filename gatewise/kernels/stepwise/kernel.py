@@ -27,6 +27,7 @@ from gatewise.kernels.stepwise.parameters import kept_dtype, statistics_count
 from gatewise.kernels.stepwise.plan import FEWEST_STEPS, held_bytes, memory_bytes, product_layout_of, runs_of
 from gatewise.kernels.stepwise.products import state_dtype
 from gatewise.kernels.stepwise.single_criteria import MOST_ROWS, is_single_call, is_training_step
+from gatewise.kernels.sums import recurrent_runs
 
 
 class _Stepwise:
@@ -191,12 +192,14 @@ class _Stepwise:
 
 def _work_of_training_step(problem: Problem) -> Work:
     few, layers = problem.batch <= MOST_ROWS, problem.num_layers
+    # The library computes two products of the input, and two for each run of the recurrent weights.
+    launches = 3 if few else 4 + 2 * len(recurrent_runs(problem.cell))
     return Work(
         matmul_flops=3 * problem.matmul_flops,
         # The weights are read twice, and their gradients are written.
         bytes_moved=3 * problem.parameter_count * problem.element_bytes,
-        launches=layers * (3 if few else 6),
-        operators=layers * (14 if few else 18),  # most of which allocate memory
+        launches=layers * launches,
+        operators=layers * (launches + 11),  # most of which allocate memory
     )
 
 
