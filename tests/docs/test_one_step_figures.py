@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from pathlib import Path
 
 from gatewise.benchmarks.lstm.record import GRAPH, LayerRecord, newest
 from gatewise.benchmarks.record import read_lines
+from gatewise.cells import GRU, LSTM
 from gatewise.contract.device import Device
-from gatewise.kernels.stepwise.single_criteria import is_single_call, is_tiled
+from gatewise.contract.problem import Problem
+from gatewise.kernels.stepwise.single_criteria import is_single_call, is_tiled, is_training_step
 from gatewise.selection import points
 
 ROOT = Path(__file__).parents[2]
@@ -62,3 +65,43 @@ def test_the_page_and_the_changelog_compare_one_step_with_pytorch():
     assert all(span in page for span in spans.values()), spans
     for name in ("CHANGELOG.md", "README.md"):
         assert spans["nn.LSTM"] in " ".join((ROOT / name).read_text("utf-8").split())
+
+
+def of_training():
+    """Return the times of training calls of one step that were drawn at random, by kernel, as far as they are new."""
+    found, device = {}, Device.named("h200")
+    for line in (ROOT / "benchmarks/results/single_steps.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        if "seed" in row:
+            dtype, tf32 = points.PRECISIONS[row["dtype"]]
+            sizes = {name: row[name] for name in ("batch", "input_size", "hidden_size", "num_layers")}
+            cell = {"lstm": LSTM(), "gru": GRU()}[row["cell"]]
+            problem = Problem(1, **sizes, dtype=dtype, allow_tf32=tf32, cell=cell, needs_grad=True)
+            if is_training_step(problem, device):
+                found[problem] = row["us"]
+    return found
+
+
+def test_the_page_compares_training_calls_with_other_kernels():
+    text, every = " ".join(PAGE.read_text("utf-8").split()), of_training()
+    for kind, many in (("up to 8 sequences", False), ("9 to 64 sequences", True)):
+        own = [
+            min(us for name, us in times.items() if name != "stepwise") / times["stepwise"]
+            for problem, times in every.items()
+            if (problem.batch > 8) == many
+        ]
+        mean = math.exp(sum(map(math.log, own)) / len(own))
+        assert f"| {kind} | {len(own)} | {sum(each > 1 for each in own)} | {mean:.2f} | {min(own):.2f} |" in text
+
+
+def test_pages_compare_training_of_one_step_with_pytorch():
+    every = newest(read_lines(ROOT / "benchmarks/results/lstm.jsonl", LayerRecord))
+    rows = [
+        row for row in every if row.case.startswith("decode_1_") and row.direction == "train" and row.kernel == "auto"
+    ]
+    assert {row.ran_captured for row in rows} == {"stepwise"}
+    assert len(rows) == 8
+    ratios = [row.times[GRAPH]["nn.LSTM"].median / row.times[GRAPH]["gatewise"].median for row in rows]
+    span = f"{min(ratios):.1f} to {max(ratios):.1f} times as fast"
+    assert f"takes two launches more, and is {span}" in " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert f"trains {span} as with `torch.nn.LSTM`" in " ".join((ROOT / "CHANGELOG.md").read_text("utf-8").split())

@@ -40,7 +40,7 @@ LM = "ptb_large", "gatewise train lm"
 
 def test_how_much_faster_several_gpus_are(page):
     two, four = (speed_up(H200, *LM, 128, count) for count in (2, 4))
-    assert f"is {two:.1f} times as fast on two H200s as on one, and {four:.1f} times on four" in page
+    assert f"is {two:.1f} times as fast on two H200s as on one, and {four:.1f} times on four." in page
     translation = speed_up(H200, "iwslt-50-50-128", "gatewise train nmt", 128, 4)
     assert f"translation is {translation:.1f} times as fast on four" in page
     whole = speed_up(H200, LM[0], f"{LM[1]}, whole gradients", 20, 2)
