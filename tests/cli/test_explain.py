@@ -25,8 +25,10 @@ OPTIONS = (), ("--lengths", "--bidirectional"), ("--inference", "--dtype", "fp16
 # All options on one device, and one option on each other device: columns do not depend on combinations. What would help
 # takes seconds to find on some devices; on one of them, an H200, the test below looks at the columns too.
 LONG = ("h200", "h100", "h100-pcie", "b200")
+# Devices that are described as others are.
+ALIKE = ("a100-40gb", "a10", "l40s", "rtx3090", "rtx4090", "rtx5090", "rtx6000")
 CASES = [
-    pytest.param(name, options, marks=pytest.mark.exhaustive if name in LONG else ())
+    pytest.param(name, options, marks=pytest.mark.exhaustive if name in LONG + ALIKE else ())
     for name, options in [
         *[("h200", options) for options in OPTIONS],
         *zip([name for name in (*Device.names(), None) if name != "h200"], itertools.cycle(OPTIONS), strict=False),

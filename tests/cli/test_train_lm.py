@@ -20,6 +20,7 @@ from gatewise.cli.language_model_run import compared
 from gatewise.data import TokenStream
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
+from tests.pairwise import exhaustive
 from tests.programs import Agent, Program, program_of_torchrun, together, under_torchrun
 
 
@@ -100,8 +101,15 @@ def plain():
     return {}
 
 
+# These reach the training in the same way as the others, and tests/training/test_options.py has their effects.
+OF_TRAINING = {"--epochs", "--optimizer", "--schedule", "--clip", "--clip-value", "--average", "--precision"}
+
+
 @pytest.mark.usefixtures("training_alone")
-@pytest.mark.parametrize("option", [*CHANGES, "--no-tied"])
+@pytest.mark.parametrize(
+    "option",
+    [*(option for option in CHANGES if option not in OF_TRAINING), "--no-tied", *exhaustive(*sorted(OF_TRAINING))],
+)
 def test_the_option_changes_the_model(gatewise, small, option, plain):
     short = [*small, "--epochs", 1]
     if not plain:

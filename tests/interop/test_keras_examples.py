@@ -142,7 +142,10 @@ EXAMPLES = [
 
 
 # The others have no call of the layer that these do not have.
-ALIKE = {working_with_rnns, masking_layer, character_level_text_generation, timeseries_weather_forecasting}
+ALIKE = {
+    *(working_with_rnns, masking_layer, masking_by_embedding, bidirectional_stack, bidirectional_lstm_imdb),
+    *(character_level_text_generation, timeseries_weather_forecasting),
+}
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ each_dtype_and_mode = pytest.mark.parametrize(
 
 
 def every(step):
-    """Return a mark for the turns of every third or fifth sample.
+    """Return a mark for the turns of every so many samples.
 
     Options of samples have two values each, so that those of one turn have all of them; cells have few samples.
     """
@@ -192,14 +192,14 @@ def check_gradients(check, entry, turn, left_out=lambda module: False):
 
 
 @each_entry
-@every(3)
+@every(9)
 def test_gradcheck(entry, turn):
     # In training: test_if_train_and_eval_modes_differ shows that evaluation has the same results.
     check_gradients(gradcheck, entry, turn)
 
 
 @each_entry
-@every(5)
+@every(15)
 def test_gradgradcheck(entry, turn):
     # The samples have no batch, so that those with `batch_first` are the others once more; that it is the same in
     # evaluation is the next test.

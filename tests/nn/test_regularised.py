@@ -269,6 +269,7 @@ def assert_is_the_loop(layer, lengths=None, resets=None):
             [True, True, False],
         ),
         (0, 1),
+        most=24,
     ),
     ids=lambda value: "given" if isinstance(value, torch.Tensor) else str(value),
 )

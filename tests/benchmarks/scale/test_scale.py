@@ -173,6 +173,8 @@ def test_each_row_is_announced_and_answered(monkeypatch: pytest.MonkeyPatch) -> 
         assert min(answer["samples"]) > 0
 
 
+# The test above does this in a process of its own.
+@pytest.mark.exhaustive
 def test_translation_is_measured_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     found, own = Answers(monkeypatch), TranslationTraining(QUICK_TRANSLATION)
     ways = ("gatewise train nmt",)
@@ -276,7 +278,12 @@ worker.main()
             60,
             "one of 2 processes failed while measuring 'this row', batch 3: the reason",
         ),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 60, "2 processes ended with status 1 while measuring 'this row'"),
+        pytest.param(
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            60,
+            "2 processes ended with status 1 while measuring 'this row'",
+            marks=pytest.mark.exhaustive,
+        ),
         ("time.sleep(600)", 60, "2 processes gave no answer for 60 seconds while measuring 'this row', batch 3. Give"),
     ],
     ids=["fails", "is killed", "hangs"],

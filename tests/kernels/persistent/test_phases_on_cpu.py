@@ -49,7 +49,7 @@ def run(monkeypatch, capfd, folder, cell, left_out=()):
     ("cell", "passes", "most"),
     [
         pytest.param(LSTM(), ("forward", "backward"), 0, marks=pytest.mark.exhaustive),  # without some marks below
-        (Regularised(LSTM(), zoneout=(0.1, 0.1)), ("forward", "backward"), 0),
+        pytest.param(Regularised(LSTM(), zoneout=(0.1, 0.1)), ("forward", "backward"), 0, marks=pytest.mark.exhaustive),
         (LayerNormLSTM(), ("row_forward", "row_backward"), 0),
         pytest.param(LayerNormLSTM(), ("row_forward", "row_backward"), 1 << 20, marks=pytest.mark.exhaustive),
     ],

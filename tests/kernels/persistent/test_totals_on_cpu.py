@@ -47,7 +47,7 @@ def cut_of(problem, device, *, backward=True):
     [
         (LayerNormLSTM(), {"bidirectional": True, "resets": True, **RAGGED}),
         pytest.param(LayerNormGRU(), {"bidirectional": True, **RAGGED}, marks=pytest.mark.exhaustive),
-        (LayerNormLSTM.of("tensorflow1"), {"batch": 1}),
+        pytest.param(LayerNormLSTM.of("tensorflow1"), {"batch": 1}, marks=pytest.mark.exhaustive),
         pytest.param(PeepholeLSTM(), {}, marks=pytest.mark.exhaustive),  # without statistics there are no totals
     ],
     ids=named,
