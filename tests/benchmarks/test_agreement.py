@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from torch import nn
@@ -15,7 +13,6 @@ from gatewise.benchmarks.precision import PRECISIONS
 from gatewise.benchmarks.rivals import Way
 from gatewise.benchmarks.training_step import starting_weights
 from gatewise.data import Window
-from tests.pairwise import each_value
 from tests.processor import AUTOCAST, needs_bfloat16_autocast
 
 CASE = LanguageModelCase("tiny", 24, dropout=0.5, clip_norm=5.0, initial_scale=0.1, time=7, batch=5)
@@ -81,11 +78,8 @@ class NotANumber(Spoiled):
         return torch.where(torch.arange(len(y))[:, None, None] == 2, torch.nan, y), state
 
 
-@pytest.mark.parametrize(
-    ("precision", "way"),
-    each_value([*itertools.product(ON_CPU, RUNNABLE)]),
-    ids=lambda own: getattr(own, "name", str(own)),
-)
+@pytest.mark.parametrize("precision", ON_CPU)
+@pytest.mark.parametrize("way", RUNNABLE, ids=lambda way: way.name)
 def test_right_ways_agree(judge: Judge, way: Way, precision: str) -> None:
     finding = judge.judge(way, PRECISIONS[precision])
     assert finding.agrees, str(finding)
@@ -98,9 +92,8 @@ def test_replays_that_do_nothing_do_not_agree(precision: str) -> None:
     assert finding.quantity == "a weight after 3 replays"
 
 
-@pytest.mark.parametrize(
-    ("precision", "wrong"), each_value([*itertools.product(ON_CPU, Spoiled.__subclasses__())]), ids=str
-)
+@pytest.mark.parametrize("precision", ON_CPU)
+@pytest.mark.parametrize("wrong", Spoiled.__subclasses__())
 def test_wrong_ways_do_not(judge: Judge, wrong: type[Spoiled], precision: str) -> None:
     finding = judge.judge(Way(wrong.__name__, wrong), PRECISIONS[precision])
     assert not finding.agrees

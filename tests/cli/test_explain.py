@@ -68,7 +68,7 @@ def test_a_persistent_algorithm_leaves_nothing_to_explain(gatewise):
 
 
 def test_pytorch_knows_no_lean_memory(gatewise):
-    out = gatewise("explain", "--input", "100,64,512", "--hidden", 512, "--memory", "lean", "--gpu", "a100").out
+    out = gatewise("explain", "--input", "100,64,512", "--hidden", 512, "--memory", "lean", "--gpu", "v100").out
     assert section(out, "torch.nn.LSTM would run")[0].startswith("  cudnn: STANDARD")
 
 
@@ -89,20 +89,20 @@ def test_a_gru_is_beside_pytorchs_gru(gatewise, gpu, chosen):
 
 @pytest.mark.parametrize("cell", ["rnn_tanh", pytest.param("rnn_relu", marks=pytest.mark.exhaustive)])
 def test_an_rnn_is_beside_pytorchs_rnn_which_runs_on_cudnn(gatewise, cell):
-    words = ("explain", "--cell", cell, "--input", "100,64,512", "--hidden", 512, "--gpu", "h200")
-    answer = gatewise(*words)
+    words = ("explain", "--cell", cell, "--input", "100,64,512", "--hidden", 512)
+    answer = gatewise(*words, "--gpu", "v100")
     assert (answer.status, answer.err) == (0, "")
     assert max(map(len, answer.out.splitlines())) <= 80
     pytorch = section(answer.out, "torch.nn.RNN would run")
     assert pytorch[0].startswith("  cudnn: STANDARD")
     assert "    - hidden_size is 512, allowed: at most 384 (forward), 256 (backward)" in pytorch
-    data = json.loads(gatewise(*words, "--dtype", "fp16", "--json").out)
+    data = json.loads(gatewise(*words, "--gpu", "h200", "--dtype", "fp16", "--json").out)
     assert data["chosen"] == "persistent"
     assert data["pytorch"]["algorithm"] == "PERSIST_STATIC"
 
 
 def test_lengths_are_a_packed_batch_to_pytorch(gatewise):
-    out = gatewise("explain", "--input", "100,64,512", "--hidden", 512, "--lengths", "--gpu", "h200").out
+    out = gatewise("explain", "--input", "100,64,512", "--hidden", 512, "--lengths", "--gpu", "v100").out
     assert section(out, "torch.nn.LSTM would run")[0].startswith("  cudnn (packed): STANDARD")
 
 

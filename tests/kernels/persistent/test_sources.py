@@ -213,7 +213,7 @@ def test_cells_without_masks_are_compiled_without_them(cell):
 @pytest.mark.parametrize(
     ("name", "size", "value_bytes", "resets"),
     of_sizes(
-        {(128, 16)},
+        {(256, 64)},
         pairwise(["forward", "backward"], [(128, 16), (256, 16), (256, 64), (512, 8)], [2, 4], [False, True]),
     ),
     ids=str,
