@@ -101,14 +101,20 @@ def plain():
     return {}
 
 
-# These reach the training in the same way as the others, and tests/training/test_options.py has their effects.
+# These reach the model and the training in the same way as the others. The effects of options of training are tested in
+# tests/training/test_options.py.
+OF_SIZES = {"--hidden-size", "--embedding-size", "--num-layers"}
 OF_TRAINING = {"--epochs", "--optimizer", "--schedule", "--clip", "--clip-value", "--average", "--precision"}
 
 
 @pytest.mark.usefixtures("training_alone")
 @pytest.mark.parametrize(
     "option",
-    [*(option for option in CHANGES if option not in OF_TRAINING), "--no-tied", *exhaustive(*sorted(OF_TRAINING))],
+    [
+        *(option for option in CHANGES if option not in OF_TRAINING | OF_SIZES),
+        "--no-tied",
+        *exhaustive(*sorted(OF_TRAINING | OF_SIZES)),
+    ],
 )
 def test_the_option_changes_the_model(gatewise, small, option, plain):
     short = [*small, "--epochs", 1]
@@ -229,7 +235,7 @@ def test_the_recipe_of_the_awd_lstm_trains_at_any_size(gatewise, small, text):
     }
     words = [word for name, value in (sizes | options).items() for word in ("--set", f"{name}={value}")]
     words += ["--recipe", "wikitext2-awd-lstm", *files, "--batch-size", 4, "--window", 10]
-    words += ["--precision", "float32", "--epochs", 3]
+    words += ["--precision", "float32", "--epochs", 2]
     answer = gatewise("train", "lm", *words, "--output", "run")
     assert answer.status == 0, answer.err
     assert "20-20-12 LSTM, tied softmax, " in answer.out

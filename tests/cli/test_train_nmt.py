@@ -20,7 +20,7 @@ from gatewise.cli.saved_translator import Translator
 from gatewise.data import PairBatches, phrase_examples
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
-from tests.pairwise import exhaustive_unless
+from tests.pairwise import exhaustive, exhaustive_unless
 from tests.programs import Program, together
 
 pytest.importorskip("tokenizers")
@@ -135,8 +135,8 @@ def test_what_is_left_out_is_reported(gatewise, small, files, tmp_path):
 
 @pytest.mark.parametrize(
     "extra",
-    [pytest.param([], marks=pytest.mark.exhaustive), ["--average", "last"], ["--set", "input_feeding=false"]],
-    ids=["", "last", "no"],
+    [["--average", "last"], *exhaustive([], ["--set", "input_feeding=false"])],
+    ids=["last", "", "no"],
 )
 def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(gatewise, small, monkeypatch, extra):
     assert gatewise("train", "nmt", *small, *extra, "--output", "whole").status == 0

@@ -20,7 +20,7 @@ from gatewise.models.chunked_softmax import (
 )
 from gatewise.models.softmax import plain_softmax, token_losses, widened_token_losses
 from gatewise.training.precision import arithmetic
-from tests.pairwise import each_value
+from tests.pairwise import each_value, exhaustive
 
 # Tokens, hidden units, vocabulary; some whose 16-bit products are widened.
 SIZES = [(1, 1, 2), (5, 3, 7), (4, 12, 9), (6, 8, 8), (9, 31, 200), (7, 200, 65), (64, 16, 24)]
@@ -107,7 +107,7 @@ def cut_to_tf32(tensor):
     return (tensor.float().contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
-@pytest.mark.parametrize("spread", [0.05, 1.2, 3.2])
+@pytest.mark.parametrize("spread", [*exhaustive(0.05), 1.2, *exhaustive(3.2)])
 def test_float16_errs_no_more_than_products_in_tf32(spread):
     generator = torch.Generator().manual_seed(3)
     hidden = torch.tanh(torch.randn(128, 512, generator=generator))

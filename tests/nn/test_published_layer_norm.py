@@ -103,6 +103,8 @@ def test_a_layer_has_the_biases_of_its_form(form):
     assert not gatewise.Recurrent(LayerNormLSTM.of(form), I, H, bias=False).bias
 
 
+# In `make test` a layer with the published norms of LayerNormLSTM is compiled: test_compile.py.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name",
     [

@@ -230,7 +230,7 @@ def test_references_that_a_conversion_has_left_out_keep_no_weight():
 
 
 # A compiled call finds its weights as the call above does, with each change.
-COMPILED = {replace_in_the_dictionary, replace_the_list, replace_by_a_computed_tensor, load_by_assignment}
+COMPILED = {replace_in_the_dictionary, replace_by_a_computed_tensor}
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_a_measured_row(tiny, observer) -> None:
     ("count", "names", "directions"),
     [
         (1, ("fp32",), ("train",)),
-        (1, ("bf16",), ("inference",)),
+        pytest.param(1, ("bf16",), ("inference",), marks=pytest.mark.exhaustive),
         pytest.param(2, ("fp32", "bf16"), ("train", "inference"), marks=pytest.mark.exhaustive),
     ],
 )

@@ -102,7 +102,7 @@ def test_number_formats(monkeypatch, sources, cell, numbers):
         ),
         pytest.param(LSTM(), {"batch": 1, "time": 9}, marks=pytest.mark.exhaustive),
         pytest.param(LSTM(), {"time": 1, "bidirectional": True}, marks=pytest.mark.exhaustive),
-        (LSTM(), {"needs_grad": False, "hidden_size": 13, "num_layers": 3}),
+        pytest.param(LSTM(), {"needs_grad": False, "hidden_size": 13, "num_layers": 3}, marks=pytest.mark.exhaustive),
         pytest.param(
             *(LSTM(), {"traced": True, "bidirectional": True, "num_layers": 2, "hidden_size": 13}),
             marks=pytest.mark.exhaustive,

@@ -68,6 +68,8 @@ def test_number_formats(monkeypatch, sources, numbers):
     check(sources, LAYER_NORM.replace(hidden_size=13, **changes), tolerance)
 
 
+# `make test` has groups in turn without totals: test_rows_on_cpu.py.
+@pytest.mark.exhaustive
 def test_groups_of_rows_in_turn(monkeypatch, most_bytes):
     most_bytes(0)
     two = DEVICE.replace(multiprocessors=2)

@@ -30,7 +30,7 @@ from tests.pairwise import each_value, exhaustive, pairwise
 from tests.programs import processes_that_start_fast
 
 # The same settings on every machine; for others and for more: python -m gatewise.testing.trials --device cpu.
-SEEDS = [(0, 12), *(pytest.param(seed, 30, marks=pytest.mark.exhaustive) for seed in range(21))]
+SEEDS = [(0, 8), *(pytest.param(seed, 30, marks=pytest.mark.exhaustive) for seed in range(21))]
 SECONDS = 10.0  # on a GPU
 
 pytestmark = pytest.mark.usefixtures("passes_alone")
