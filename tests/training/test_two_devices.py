@@ -95,9 +95,9 @@ class Runs:
         folder: The folder that has one of each run of a model.
     """
 
-    def __init__(self, device, folder, results, jobs, context):
+    def __init__(self, device, folder, new_folder, jobs, context):
         self.device, self.folder = device, folder
-        self._results, self._jobs, self._context, self._found = results, jobs, context, {}
+        self._new_folder, self._jobs, self._context, self._found = new_folder, jobs, context, {}
 
     def of(self, *names):
         """Return the results of runs, of both processes each, and run them before if no test has asked for them.
@@ -107,9 +107,7 @@ class Runs:
         asked = [*self._jobs] if self.device == "cuda" else names
         missing = {name: self._jobs[name] for name in asked if name not in self._found}
         if missing:
-            results = self._results / str(len(self._found))
-            results.mkdir()
-            self._found |= together(results, missing, self.device, self._context, SECONDS)
+            self._found |= together(self._new_folder("results"), missing, self.device, self._context, SECONDS)
         return [self._found[name] for name in names]
 
 
@@ -137,7 +135,7 @@ def runs(request, tmp_path_factory):
     jobs |= {f"shapes {kind}": (of_different_shapes, {"recorded": kind, "sizes": SIZES}) for kind in (0, 1)}
     jobs["waits"] = (language_model, {"folder": folder / "waits", "waits": True})
     context = multiprocessing.get_context("spawn") if device == "cuda" else None
-    return Runs(device, folder, tmp_path_factory.mktemp("results"), jobs, context)
+    return Runs(device, folder, tmp_path_factory.mktemp, jobs, context)
 
 
 # Two processes without GPUs train a smaller model in these ways in tests/training/test_processes.py.
