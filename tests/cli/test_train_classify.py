@@ -235,6 +235,8 @@ def test_three_files_are_read_as_they_are(gatewise, small, tmp_path):
     assert "`--train`, `--valid`, `--test` must be three files, got only `--train`" in answer.err
 
 
+# `gatewise train lm` is tested in the same way: test_train_lm.py.
+@pytest.mark.exhaustive
 def test_a_recipe_can_be_overridden(gatewise, small, tmp_path):
     text = 'name = "mine"\n[data]\nfeatures = ["x"]\n[model]\nhidden_size = 4\n[training]\nepochs = 1\n'
     (tmp_path / "mine.toml").write_text(text)
@@ -268,11 +270,15 @@ def test_brackets_in_names_are_no_markup(gatewise, small, tmp_path):
     assert "[red]" in answer.out
 
 
+# `gatewise train lm` is tested in the same way: test_train_lm.py.
+@pytest.mark.exhaustive
 def test_the_graph_of_a_step_can_be_switched_off(gatewise, small, tmp_path):
     assert gatewise("train", "classify", *small, "--no-cuda-graph", "--epochs", 1, "--output", "run").status == 0
     assert tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())["training"]["cuda_graph"] is False
 
 
+# `gatewise train lm` is tested in the same way: test_train_lm.py.
+@pytest.mark.exhaustive
 def test_what_was_expected_is_compared(gatewise, small):
     for limit, verdict in ((0.01, "reached"), (1.01, "missed")):
         setting = f"expect.test_accuracy={limit}"
@@ -282,6 +288,8 @@ def test_what_was_expected_is_compared(gatewise, small):
         assert f"test accuracy at least {limit:g}: {verdict}" in answer.out
 
 
+# `gatewise train lm` is tested in the same way: test_train_lm.py.
+@pytest.mark.exhaustive
 def test_a_run_is_neither_overwritten_nor_mixed_up(gatewise, small, table):
     small = [*small, "--epochs", 1]
     assert gatewise("train", "classify", *small, "--output", "run").status == 0

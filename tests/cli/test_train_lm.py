@@ -378,6 +378,8 @@ def test_a_full_disk_is_an_error_before_training(gatewise, small, monkeypatch):
     assert "valid ppl" not in answer.out
 
 
+# In `make test` processes are killed that call the package: tests/training/test_resumption.py.
+@pytest.mark.exhaustive
 def test_kill_nine_and_resume_end_in_the_same_bits(gatewise, small, tmp_path):
     options = ["train", "lm", *small, "--set", "checkpoint_steps=1", "--epochs", 4]
     assert gatewise(*options, "--output", "whole").status == 0

@@ -206,6 +206,8 @@ def test_words_that_were_never_seen_are_read_as_unknown(gatewise, small, tmp_pat
     assert "eleven" not in (RunFolder("runs/nmt").path / "test.translated").read_text("utf-8")
 
 
+# In `make test` a classifier stops early: test_train_classify.py.
+@pytest.mark.exhaustive
 def test_training_stops_when_nothing_gets_better(gatewise, small):
     constant = ["--schedule", "constant"]
     answer = gatewise("train", "nmt", *small, "--epochs", 20, "--patience", 1, "--learning-rate", 2.0, *constant)

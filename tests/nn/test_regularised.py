@@ -472,7 +472,7 @@ def test_autocast():
 
 @pytest.mark.parametrize(
     ("name", "training"),
-    exhaustive_unless([("gru", False), ("slstm", True)], pairwise(["lstm", "gru", "slstm"], [True, False])),
+    exhaustive_unless([("slstm", True)], pairwise(["lstm", "gru", "slstm"], [True, False])),
 )
 def test_compiled_in_one_graph(name, training):
     torch.compiler.reset()

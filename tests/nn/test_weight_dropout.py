@@ -202,7 +202,7 @@ def test_autocast_converts_the_masked_matrices(kind):
 )
 def test_compiled_in_one_graph(kind):
     torch.compiler.reset()
-    layer, x = layer_of(kind, num_layers=2), x_of()
+    layer, x = layer_of(kind), x_of()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     torch.manual_seed(2)
     found = compiled(x)[0]

@@ -13,7 +13,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.selection import decide, predicted, use_kernel
 from gatewise.selection.advice import advise, largest_batch, memory
-from tests.pairwise import each_value
+from tests.pairwise import each_value, exhaustive
 
 PTB = Problem(35, 20, 1500, 1500, num_layers=2, needs_grad=True, allow_tf32=True)
 H200 = Device.named("h200")
@@ -106,7 +106,7 @@ def test_nothing_helps_an_empty_call(empty):
     assert advise(PTB.replace(**empty), H200) == ()
 
 
-@pytest.mark.parametrize("device", ["h200", "t4", "cpu"])
+@pytest.mark.parametrize("device", [*exhaustive("h200"), "t4", "cpu"])
 def test_the_largest_batch_fits_and_one_more_does_not(device):
     device = Device.named(device)
     largest = largest_batch(PTB, device)

@@ -69,17 +69,9 @@ def test_a_reset_starts_anew_from_the_initial_states_of_the_cell() -> None:
     torch.testing.assert_close(whole["y"][4:], rest["y"])
 
 
-# With several states, and with parameters and a normalization; those of an LSTM and of a GRU are compiled below.
-COMPILED = ("layer_norm_lstm",)
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        pytest.param(cell, marks=() if cell.name in COMPILED else pytest.mark.exhaustive, id=cell.name)
-        for cell in measured_cells()
-    ],
-)
+# `make test` compiles whole loops below, and the step of a normalized cell in test_run.py.
+@pytest.mark.exhaustive
+@CELLS
 def test_the_step_can_be_compiled(cell: Cell, traced_only: None) -> None:
     call = draw(cell, TINY[0], CPU)
     eager = loop_side(call, torch.float64, loop_of(cell, step_of(cell)))

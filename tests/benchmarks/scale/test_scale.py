@@ -113,7 +113,8 @@ def test_a_run_on_one_and_two_processes_and_its_report(tmp_path: Path) -> None:
         pytest.param(2, [], marks=pytest.mark.exhaustive),
         # The rows that send bfloat16 are compared with others, which takes as long as these.
         pytest.param(2, ["gatewise train nmt", "gatewise train nmt, rows"], marks=pytest.mark.exhaustive),
-        (1, ["gatewise train nmt"]),
+        # `make test` measures this in its own process, below.
+        pytest.param(1, ["gatewise train nmt"], marks=pytest.mark.exhaustive),
     ],
     ids=["one", "two", "two, named", "one, named"],
 )
@@ -173,8 +174,6 @@ def test_each_row_is_announced_and_answered(monkeypatch: pytest.MonkeyPatch) -> 
         assert min(answer["samples"]) > 0
 
 
-# The test above does this in a process of its own.
-@pytest.mark.exhaustive
 def test_translation_is_measured_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     found, own = Answers(monkeypatch), TranslationTraining(QUICK_TRANSLATION)
     ways = ("gatewise train nmt",)
