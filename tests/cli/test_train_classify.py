@@ -110,7 +110,7 @@ def test_the_digits_are_learned_without_naming_data(gatewise, words, accuracy):
 
 
 def test_a_number_is_predicted(gatewise, small):
-    words = ["--task", "regression", "--label-column", "level", "--epochs", 15]
+    words = ["--task", "regression", "--label-column", "level", "--epochs", 12]
     answer = gatewise("train", "classify", *small, *words, "--output", "run", "--seed", 1)
     assert answer.status == 0, answer.err
     assert "predicts a number" in answer.out
