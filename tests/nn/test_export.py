@@ -186,14 +186,14 @@ ANY_SIZE = {0: Dim("time"), 1: Dim("batch")}
 scans = pytest.mark.skipif(not functional.export._SCANS, reason="this version of PyTorch cannot export `scan`")
 
 
+# `make test` trains a scan of a GRU below, and exports one of a cell of a user's own to ONNX: test_onnx.py.
 @scans
 @pytest.mark.parametrize(
     ("layer", "extra"),
     [
         pytest.param(lambda: LSTM(5, 4, bidirectional=True), "lengths", marks=pytest.mark.exhaustive),
-        (lambda: LSTM(5, 4, proj_size=3), "resets"),
+        pytest.param(lambda: LSTM(5, 4, proj_size=3), "resets", marks=pytest.mark.exhaustive),
         pytest.param(lambda: Recurrent(LayerNormGRU(), 5, 4, zoneout=0.1), "nothing", marks=pytest.mark.exhaustive),
-        # A scan of this cell is trained below.
         pytest.param(lambda: Recurrent(Own(), 5, 4), "lengths", marks=pytest.mark.exhaustive),
     ],
     ids=["lstm", "projection", "layer_norm_gru", "own"],
@@ -219,7 +219,7 @@ def test_a_variable_number_of_steps_becomes_a_scan(layer, extra):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layer",
-    [pytest.param(lambda: GRU(5, 4), marks=pytest.mark.exhaustive), lambda: Recurrent(Own(), 5, 4)],
+    [lambda: GRU(5, 4), *exhaustive(lambda: Recurrent(Own(), 5, 4))],
     ids=["gru", "own"],
 )
 def test_a_scan_of_any_size_can_be_trained(layer):
