@@ -235,7 +235,7 @@ def test_the_recipe_of_the_awd_lstm_trains_at_any_size(gatewise, small, text):
     }
     words = [word for name, value in (sizes | options).items() for word in ("--set", f"{name}={value}")]
     words += ["--recipe", "wikitext2-awd-lstm", *files, "--batch-size", 4, "--window", 10]
-    words += ["--precision", "float32", "--epochs", 2]
+    words += ["--precision", "float32", "--epochs", 3]
     answer = gatewise("train", "lm", *words, "--output", "run")
     assert answer.status == 0, answer.err
     assert "20-20-12 LSTM, tied softmax, " in answer.out

@@ -147,6 +147,8 @@ def test_lower_precisions_are_near(cell, dtype):
         assert float((mine.double() - theirs).norm() / theirs.norm()) < 4 * torch.finfo(dtype).eps
 
 
+# `make test` compiles layers with a single state: tests/nn/test_single_state.py.
+@pytest.mark.exhaustive
 def test_compiled(cell):
     module, x, h0 = made(cell, num_layers=2)
     weights, states = tuple(module.parameters()), h0.new_zeros(2, BATCH, 0)

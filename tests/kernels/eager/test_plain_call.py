@@ -105,6 +105,8 @@ def check_both(problem):
     check_recorded(problem.replace(time=1))
 
 
+# `make test` compares the passes of random cells with autograd: tests/kernels/test_random_cells.py.
+@pytest.mark.exhaustive
 @settings(few, max_examples=20)
 @given(generators, sources())
 def test_a_plain_call_of_a_random_cell_agrees_with_the_passes(generator, source):

@@ -91,7 +91,10 @@ def sources(monkeypatch):
         pytest.param({}, marks=pytest.mark.exhaustive),
         pytest.param({"bidirectional": True, "num_layers": 2, **RAGGED}, marks=pytest.mark.exhaustive),
         {"bidirectional": True, "resets": True, **RAGGED},
-        {"bidirectional": True, "hidden_size": 13, "input_size": 31, "cell": GRU(), "bias": False},
+        pytest.param(
+            {"bidirectional": True, "hidden_size": 13, "input_size": 31, "cell": GRU(), "bias": False},
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param({"hidden_size": 16, "cell": GRU()}, marks=pytest.mark.exhaustive),
         pytest.param({"bidirectional": True, "proj_size": 3, **RAGGED}, marks=pytest.mark.exhaustive),
         pytest.param({"input_size": 50}, marks=pytest.mark.exhaustive),
