@@ -52,7 +52,21 @@ def every_pair(*parameters: Iterable[Any]) -> list[ParameterSet]:
     return exhaustive_unless(pairwise(*values), itertools.product(*values))
 
 
-def each_value(cases: Sequence[tuple[Any, ...]], *together: tuple[int, ...], times: int = 1) -> list[ParameterSet]:
+def exhaustive(*values: Any) -> list[ParameterSet]:
+    """Return values of one parameter of a test, which `make exhaustive-test` runs and `make test` does not."""
+    return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
+
+
+def one_in(step: int, values: Iterable[Any]) -> list[ParameterSet]:
+    """Return values of one parameter of a test, of which `make test` runs the first and every `step`-th after it."""
+    return [
+        pytest.param(each, marks=pytest.mark.exhaustive if place % step else ()) for place, each in enumerate(values)
+    ]
+
+
+def each_value(
+    cases: Sequence[tuple[Any, ...]], *together: tuple[int, ...], times: int = 1, most: int | None = None
+) -> list[ParameterSet]:
     """Return the cases as parameters of a test; those without which each value is met often enough are exhaustive.
 
     The algorithm is greedy: each case that is usual is the first of those that meet most of what is not yet met.
@@ -61,12 +75,14 @@ def each_value(cases: Sequence[tuple[Any, ...]], *together: tuple[int, ...], tim
         cases: The cases.
         together: Columns of which all combinations of values that are in the cases are met, too.
         times: The least number of usual cases with each value, if so many cases have it.
+        most: The greatest number of usual cases, if some values need not be met, because they are names, sizes or
+            formats that take the same code. The first cases meet the most values.
     """
     groups = [*((column,) for column in range(len(cases[0]))), *together]
     met = [(case, {(group, *(id(case[column]) for column in group)) for group in groups}) for case in cases]
     left = {each: min(times, count) for each, count in Counter(each for _, own in met for each in own).items()}
     usual = []
-    while any(left.values()):
+    while any(left.values()) and len(usual) != most:
         place = max(range(len(met)), key=lambda place: sum(left[each] > 0 for each in met[place][1]))
         case, own = met.pop(place)
         usual.append(case)

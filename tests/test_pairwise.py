@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.pairwise import each_value, pairwise
+from tests.pairwise import each_value, exhaustive, one_in, pairwise
 
 
 @pytest.mark.parametrize("sizes", [(3, 2), (4, 4, 4), (14, 2, 4, 3), (2, 2, 2, 2, 2, 2), (1, 5, 1)], ids=str)
@@ -41,3 +41,25 @@ def test_values_of_columns_are_met_together():
     columns = ["a", "b", "c"], [*range(9)], [False, True]
     found = usual(each_value(pairwise(*columns), (0, 2)))
     assert {(name, flag) for name, _, flag in found} == {(name, flag) for name in columns[0] for flag in columns[2]}
+
+
+def test_the_first_cases_are_those_that_meet_the_most():
+    columns = ["a", "b", "c"], [*range(9)], [False, True]
+    cases = pairwise(*columns)
+    chosen = each_value(cases, most=3)
+    assert [each.values for each in chosen] == cases
+    assert [each.values for each in chosen if each.marks] == [case for case in cases if case not in usual(chosen)]
+    names, numbers, flags = (set(values) for values in zip(*usual(chosen), strict=True))
+    assert (names, len(numbers), flags) == ({"a", "b", "c"}, 3, {False, True})
+
+
+def test_values_that_are_exhaustive_are_marked():
+    assert [(each.values, [mark.name for mark in each.marks]) for each in exhaustive(3, None)] == [
+        ((3,), ["exhaustive"]),
+        ((None,), ["exhaustive"]),
+    ]
+
+
+def test_one_value_in_some_is_usual():
+    assert [each.values for each in one_in(3, "abcdefgh")] == [(letter,) for letter in "abcdefgh"]
+    assert usual(one_in(3, "abcdefgh")) == [("a",), ("d",), ("g",)]

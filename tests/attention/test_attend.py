@@ -1,6 +1,7 @@
 """The call: autograd, one step, options that count, what lies beyond a length, and errors that say what to change."""
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -15,6 +16,7 @@ from gatewise.attention.problem import Problem, Score
 from gatewise.contract import errors
 from gatewise.testing.attention import compare, make_gradients, make_inputs
 from tests.compilers import runs_triton
+from tests.pairwise import each_value
 
 KERNELS = [
     "reference",
@@ -50,9 +52,11 @@ def leaves(inputs):
     )
 
 
-@pytest.mark.parametrize("kernel", ["reference", "recompute"])
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("lengths", [None, [3, 0]], ids=str)
+@pytest.mark.parametrize(
+    ("kernel", "score", "lengths"),
+    each_value([*itertools.product(["reference", "recompute"], SCORES, [None, [3, 0]])]),
+    ids=str,
+)
 def test_second_derivatives(score, kernel, lengths):
     problem = Problem(2, 3, 2, 4, 4, dtype=torch.float64, needs_grad=True, ragged=lengths is not None)
     inputs = leaves(make_inputs(problem.replace(**SCORES[score]), lengths))

@@ -13,6 +13,7 @@ from gatewise.benchmarks.language_model import Settings
 from gatewise.benchmarks.precision import PRECISIONS
 from gatewise.benchmarks.record import Record, Run
 from gatewise.benchmarks.rivals import Way
+from tests.programs import begun_picture
 
 SMALL = LanguageModelCase("tiny", 16, dropout=0.5, clip_norm=5.0, initial_scale=0.3, time=5, batch=3)
 
@@ -56,6 +57,12 @@ def few_dots(monkeypatch) -> None:
 
         save = Figure.savefig
         monkeypatch.setattr(Figure, "savefig", lambda *given, **options: save(*given, **options | {"dpi": 20}))
+
+
+@pytest.fixture
+def pictures_are_not_drawn(few_dots, monkeypatch) -> None:
+    """Write only the beginning of plots in tests of commands whose pictures have tests of their own."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", begun_picture)
 
 
 class Silent:

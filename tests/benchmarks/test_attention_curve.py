@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -13,6 +15,7 @@ from gatewise.benchmarks.record import MEASURED, WRONG, read_lines
 from gatewise.cli.bench import app
 from gatewise.contract.errors import KernelRefused
 from gatewise.testing.attention import make_inputs
+from tests.pairwise import each_value
 
 CPU = torch.device("cpu")
 
@@ -22,9 +25,18 @@ def inputs_of(steps: int, source: int, dtype: torch.dtype, device: torch.device 
     return attention._leaves(make_inputs(problem, [source] * 3), device)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "way"),
+    each_value(
+        [
+            *itertools.product(
+                [torch.float32, torch.bfloat16, torch.float16], [name for name in attention.ways() if name != "fused"]
+            )
+        ]
+    ),
+    ids=str,
+)
 @pytest.mark.parametrize(("steps", "source"), [(5, 7), (1, 9)])
-@pytest.mark.parametrize("way", [name for name in attention.ways() if name != "fused"])
 def test_ways_learn_as_plain_pytorch_does(steps: int, source: int, dtype: torch.dtype, way: str) -> None:
     inputs = inputs_of(steps, source, dtype)
     before = [tensor.clone() for tensor in inputs if tensor is not None]

@@ -122,10 +122,10 @@ def test_a_kernel_that_fails_leaves_the_others(monkeypatch):
 
 def test_shapes_are_those_of_their_seed():
     device = Device.named("h200")
-    draw = lambda seed: [problem for problem, _ in zip(shapes.drawn(seed, device), range(20), strict=False)]  # noqa: E731
+    draw = lambda seed: [problem for problem, _ in zip(shapes.drawn(seed, device), range(4), strict=False)]  # noqa: E731
     assert draw(1) == draw(1) != draw(2)
     training = shapes.drawn(1, device, training=True)
-    assert all(next(training).needs_grad for _ in range(10))
+    assert all(next(training).needs_grad for _ in range(3))
 
 
 @pytest.mark.parametrize("name", ["h200", pytest.param("l4", marks=pytest.mark.exhaustive), "cpu"])

@@ -1,12 +1,15 @@
 """The benchmark of single steps runs, compares its ways with float64, and records what it measures."""
 
 import importlib.util
+import itertools
 import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.pairwise import each_value
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "streaming.py"
 
@@ -23,8 +26,11 @@ def program(tmp_path, monkeypatch):
     return module
 
 
-@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("cell", "dtype"),
+    each_value([*itertools.product(["LSTM", "GRU", "RNN"], ["float32", "float64", "bfloat16"])]),
+    ids=str,
+)
 def test_the_program_records_every_way(program, cell, dtype, capsys):
     sys.argv += ["--cell", cell, "--dtype", dtype]
     assert program.main() == 0

@@ -1,5 +1,6 @@
 """Options that cells refuse when they are made."""
 
+import itertools
 import math
 import re
 
@@ -8,12 +9,16 @@ import pytest
 import torch
 
 from gatewise.cells import RNN, LayerNormGRU, LayerNormLSTM, cell_named
+from tests.pairwise import each_value
 
 WRONG_NUMBERS = ["1", None, math.nan, math.inf, True, torch.tensor(1.0), 1j]
 
 
-@pytest.mark.parametrize("value", [*WRONG_NUMBERS, 0, -1e-5], ids=repr)
-@pytest.mark.parametrize("cell", [LayerNormLSTM, LayerNormGRU])
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    each_value([*itertools.product([*WRONG_NUMBERS, 0, -1e-5], [LayerNormLSTM, LayerNormGRU])]),
+    ids=repr,
+)
 def test_eps_is_a_positive_number(cell, value):
     if cell is LayerNormGRU and value is None:
         return  # the default

@@ -25,8 +25,10 @@ OPTIONS = (), ("--lengths", "--bidirectional"), ("--inference", "--dtype", "fp16
 # All options on one device, and one option on each other device: columns do not depend on combinations. What would help
 # takes seconds to find on some devices; on one of them, an H200, the test below looks at the columns too.
 LONG = ("h200", "h100", "h100-pcie", "b200")
+# Devices that are described as others are.
+ALIKE = ("a100-40gb", "a10", "l40s", "rtx3090", "rtx4090", "rtx5090", "rtx6000")
 CASES = [
-    pytest.param(name, options, marks=pytest.mark.exhaustive if name in LONG else ())
+    pytest.param(name, options, marks=pytest.mark.exhaustive if name in LONG + ALIKE else ())
     for name, options in [
         *[("h200", options) for options in OPTIONS],
         *zip([name for name in (*Device.names(), None) if name != "h200"], itertools.cycle(OPTIONS), strict=False),
@@ -66,7 +68,7 @@ def test_a_persistent_algorithm_leaves_nothing_to_explain(gatewise):
 
 
 def test_pytorch_knows_no_lean_memory(gatewise):
-    out = gatewise("explain", "--input", "100,64,512", "--hidden", 512, "--memory", "lean", "--gpu", "a100").out
+    out = gatewise("explain", "--input", "100,64,512", "--hidden", 512, "--memory", "lean", "--gpu", "v100").out
     assert section(out, "torch.nn.LSTM would run")[0].startswith("  cudnn: STANDARD")
 
 
@@ -87,20 +89,20 @@ def test_a_gru_is_beside_pytorchs_gru(gatewise, gpu, chosen):
 
 @pytest.mark.parametrize("cell", ["rnn_tanh", pytest.param("rnn_relu", marks=pytest.mark.exhaustive)])
 def test_an_rnn_is_beside_pytorchs_rnn_which_runs_on_cudnn(gatewise, cell):
-    words = ("explain", "--cell", cell, "--input", "100,64,512", "--hidden", 512, "--gpu", "h200")
-    answer = gatewise(*words)
+    words = ("explain", "--cell", cell, "--input", "100,64,512", "--hidden", 512)
+    answer = gatewise(*words, "--gpu", "v100")
     assert (answer.status, answer.err) == (0, "")
     assert max(map(len, answer.out.splitlines())) <= 80
     pytorch = section(answer.out, "torch.nn.RNN would run")
     assert pytorch[0].startswith("  cudnn: STANDARD")
     assert "    - hidden_size is 512, allowed: at most 384 (forward), 256 (backward)" in pytorch
-    data = json.loads(gatewise(*words, "--dtype", "fp16", "--json").out)
+    data = json.loads(gatewise(*words, "--gpu", "h200", "--dtype", "fp16", "--json").out)
     assert data["chosen"] == "persistent"
     assert data["pytorch"]["algorithm"] == "PERSIST_STATIC"
 
 
 def test_lengths_are_a_packed_batch_to_pytorch(gatewise):
-    out = gatewise("explain", "--input", "100,64,512", "--hidden", 512, "--lengths", "--gpu", "h200").out
+    out = gatewise("explain", "--input", "100,64,512", "--hidden", 512, "--lengths", "--gpu", "v100").out
     assert section(out, "torch.nn.LSTM would run")[0].startswith("  cudnn (packed): STANDARD")
 
 

@@ -21,6 +21,7 @@ from gatewise.models import LanguageModel, Seq2Seq
 from gatewise.training import RunFolder, read_tensors, write_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
 from gatewise.training.recorded_step import STEP
+from tests.pairwise import exhaustive
 from tests.programs import together
 
 
@@ -284,7 +285,7 @@ def failing(how):
     LanguageModel.loss = loss
 
 
-@pytest.mark.parametrize("how", ["raises", "killed", "nan"])
+@pytest.mark.parametrize("how", ["raises", *exhaustive("killed"), "nan"])
 def test_one_of_two_processes_that_fails_ends_both_with_its_reason(small, tmp_path, how):
     change = functools.partial(failing, how)
     first, second = together(["train", "lm", *small, "--output", "run"], tmp_path, change)

@@ -146,8 +146,10 @@ def test_a_killed_worker_of_one_agent_costs_the_steps_since_the_checkpoint(tmp_p
     assert_same_files(*folders)
 
 
+# Its processes end because one of them is gone, as in tests/training/test_failures.py; then its agent waits for others.
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("which", [0, 1])
 def test_when_a_machine_is_gone_the_other_ends(tmp_path, text, which):
     with agents(tmp_path, text, 1, "--epochs", "1000", "--output", "run", restarts=3, join_seconds=5) as started:
         folder = RunFolder(tmp_path / "run")

@@ -98,7 +98,7 @@ def test_the_summaries_have_gradients(gatewise, small, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "accuracy"), [(["--epochs", 3], 0.5), pytest.param([], 0.95, marks=pytest.mark.exhaustive)], ids=str
+    ("words", "accuracy"), [(["--epochs", 2], 0.5), pytest.param([], 0.95, marks=pytest.mark.exhaustive)], ids=str
 )
 def test_the_digits_are_learned_without_naming_data(gatewise, words, accuracy):
     pytest.importorskip("sklearn")
@@ -110,7 +110,7 @@ def test_the_digits_are_learned_without_naming_data(gatewise, words, accuracy):
 
 
 def test_a_number_is_predicted(gatewise, small):
-    words = ["--task", "regression", "--label-column", "level", "--epochs", 15]
+    words = ["--task", "regression", "--label-column", "level", "--epochs", 12]
     answer = gatewise("train", "classify", *small, *words, "--output", "run", "--seed", 1)
     assert answer.status == 0, answer.err
     assert "predicts a number" in answer.out
@@ -149,8 +149,8 @@ def plain():
     return {}
 
 
-# Options of training are those of `gatewise train lm`.
-OF_TRAINING = {field.name for field in dataclasses.fields(TrainingOptions)}
+# Options of training are those of `gatewise train lm`, and those of sizes reach the model with the others.
+OF_TRAINING = {field.name for field in dataclasses.fields(TrainingOptions)} | {"hidden_size", "num_layers"}
 
 
 @pytest.mark.usefixtures("training_alone")
@@ -235,6 +235,8 @@ def test_three_files_are_read_as_they_are(gatewise, small, tmp_path):
     assert "`--train`, `--valid`, `--test` must be three files, got only `--train`" in answer.err
 
 
+# `gatewise train lm` is tested in the same way: test_train_lm.py.
+@pytest.mark.exhaustive
 def test_a_recipe_can_be_overridden(gatewise, small, tmp_path):
     text = 'name = "mine"\n[data]\nfeatures = ["x"]\n[model]\nhidden_size = 4\n[training]\nepochs = 1\n'
     (tmp_path / "mine.toml").write_text(text)
@@ -268,11 +270,15 @@ def test_brackets_in_names_are_no_markup(gatewise, small, tmp_path):
     assert "[red]" in answer.out
 
 
+# `gatewise train lm` is tested in the same way: test_train_lm.py.
+@pytest.mark.exhaustive
 def test_the_graph_of_a_step_can_be_switched_off(gatewise, small, tmp_path):
     assert gatewise("train", "classify", *small, "--no-cuda-graph", "--epochs", 1, "--output", "run").status == 0
     assert tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())["training"]["cuda_graph"] is False
 
 
+# `gatewise train lm` is tested in the same way: test_train_lm.py.
+@pytest.mark.exhaustive
 def test_what_was_expected_is_compared(gatewise, small):
     for limit, verdict in ((0.01, "reached"), (1.01, "missed")):
         setting = f"expect.test_accuracy={limit}"
@@ -282,6 +288,8 @@ def test_what_was_expected_is_compared(gatewise, small):
         assert f"test accuracy at least {limit:g}: {verdict}" in answer.out
 
 
+# `gatewise train lm` is tested in the same way: test_train_lm.py.
+@pytest.mark.exhaustive
 def test_a_run_is_neither_overwritten_nor_mixed_up(gatewise, small, table):
     small = [*small, "--epochs", 1]
     assert gatewise("train", "classify", *small, "--output", "run").status == 0

@@ -20,6 +20,7 @@ from gatewise.cli.language_model_run import compared
 from gatewise.data import TokenStream
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
+from tests.pairwise import exhaustive
 from tests.programs import Agent, Program, program_of_torchrun, together, under_torchrun
 
 
@@ -100,8 +101,21 @@ def plain():
     return {}
 
 
+# These reach the model and the training in the same way as the others. The effects of options of training are tested in
+# tests/training/test_options.py.
+OF_SIZES = {"--hidden-size", "--embedding-size", "--num-layers"}
+OF_TRAINING = {"--epochs", "--optimizer", "--schedule", "--clip", "--clip-value", "--average", "--precision"}
+
+
 @pytest.mark.usefixtures("training_alone")
-@pytest.mark.parametrize("option", [*CHANGES, "--no-tied"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(option for option in CHANGES if option not in OF_TRAINING | OF_SIZES),
+        "--no-tied",
+        *exhaustive(*sorted(OF_TRAINING | OF_SIZES)),
+    ],
+)
 def test_the_option_changes_the_model(gatewise, small, option, plain):
     short = [*small, "--epochs", 1]
     if not plain:
@@ -364,6 +378,8 @@ def test_a_full_disk_is_an_error_before_training(gatewise, small, monkeypatch):
     assert "valid ppl" not in answer.out
 
 
+# In `make test` processes are killed that call the package: tests/training/test_resumption.py.
+@pytest.mark.exhaustive
 def test_kill_nine_and_resume_end_in_the_same_bits(gatewise, small, tmp_path):
     options = ["train", "lm", *small, "--set", "checkpoint_steps=1", "--epochs", 4]
     assert gatewise(*options, "--output", "whole").status == 0

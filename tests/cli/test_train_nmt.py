@@ -20,6 +20,7 @@ from gatewise.cli.saved_translator import Translator
 from gatewise.data import PairBatches, phrase_examples
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
+from tests.pairwise import exhaustive, exhaustive_unless
 from tests.programs import Program, together
 
 pytest.importorskip("tokenizers")
@@ -134,8 +135,8 @@ def test_what_is_left_out_is_reported(gatewise, small, files, tmp_path):
 
 @pytest.mark.parametrize(
     "extra",
-    [pytest.param([], marks=pytest.mark.exhaustive), ["--average", "last"], ["--set", "input_feeding=false"]],
-    ids=["", "last", "no"],
+    [["--average", "last"], *exhaustive([], ["--set", "input_feeding=false"])],
+    ids=["last", "", "no"],
 )
 def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(gatewise, small, monkeypatch, extra):
     assert gatewise("train", "nmt", *small, *extra, "--output", "whole").status == 0
@@ -205,6 +206,8 @@ def test_words_that_were_never_seen_are_read_as_unknown(gatewise, small, tmp_pat
     assert "eleven" not in (RunFolder("runs/nmt").path / "test.translated").read_text("utf-8")
 
 
+# In `make test` a classifier stops early: test_train_classify.py.
+@pytest.mark.exhaustive
 def test_training_stops_when_nothing_gets_better(gatewise, small):
     constant = ["--schedule", "constant"]
     answer = gatewise("train", "nmt", *small, "--epochs", 20, "--patience", 1, "--learning-rate", 2.0, *constant)
@@ -213,8 +216,15 @@ def test_training_stops_when_nothing_gets_better(gatewise, small):
     assert len(history("runs/nmt")) < 20
 
 
+# The recipe's section of the model reaches the model as a whole, whose options are tested with the models.
+OF_THE_MODEL = {
+    *("model.embedding_size", "model.hidden_size", "model.encoder_layers", "model.decoder_layers"),
+    *("model.attention_size", "model.attention_layer_norm", "model.dropout", "model.tied"),
+}
+
+
 def changes():
-    return [
+    given = [
         ("data.vocabulary", "joint"), ("data.tokens", "character"), ("data.batch_tokens", 30), ("data.longest", 3),
         ("data.division_seed", 1), ("data.shares", "[0.5, 0.25, 0.25]"),
         ("data.vocabulary_size", 4), ("model.embedding_size", 8), ("model.hidden_size", 8),
@@ -222,6 +232,7 @@ def changes():
         ("model.attention_layer_norm", "true"), ("model.input_feeding", "false"), ("model.dropout", 0.5),
         ("model.tied", "target"), ("model.label_smoothing", 0.2), ("training.seed", 1),
     ]  # fmt: skip
+    return exhaustive_unless([each for each in given if each[0] not in OF_THE_MODEL], given)
 
 
 @pytest.fixture(scope="module")

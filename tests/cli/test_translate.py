@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from gatewise.contract.errors import ArgumentError
 from gatewise.data import ParallelText, build_vocabularies
 from gatewise.data.sentences import END
 from gatewise.training.loop import MODEL
+from tests.pairwise import each_value
 
 SOURCE, TARGET = ("eins zwei drei", "vier fünf"), ("one two three", "four <b> $ five")
 
@@ -58,8 +60,7 @@ def translate(gatewise, checkpoint, monkeypatch):
 TEXT = "eins zwei drei\nvier\nfünf fünf\nzwei\n"
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("at_once", [1, 3, 64])
+@pytest.mark.parametrize(("beams", "at_once"), each_value([*itertools.product([1, 3], [1, 3, 64])]), ids=str)
 def test_lines_are_answered_in_order_however_many_are_read_at_once(translate, beams, at_once):
     whole = translate(TEXT, "--beam-size", beams, "--batch-lines", at_once)
     assert whole.status == 0, whole.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from gatewise.contract.errors import ArgumentError, DataError
 from gatewise.data import EqualBatch, RaggedBatch, SequenceBatches, Sequences, class_numbers, classes_of
 from gatewise.data.sequences import divide_sequences
+from tests.pairwise import each_value
 
 
 def sequences(lengths, labels=None, name="made up"):
@@ -35,9 +37,11 @@ def batches(lengths, size=4, **options):
     return SequenceBatches(sequences(lengths), torch.arange(len(lengths)), size, **options)
 
 
-@pytest.mark.parametrize("lengths", [RAGGED, EQUAL], ids=["ragged", "equal"])
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("size", [1, 3, 4, 100])
+@pytest.mark.parametrize(
+    ("lengths", "shuffle", "size"),
+    each_value([*itertools.product([RAGGED, EQUAL], [False, True], [1, 3, 4, 100])]),
+    ids=str,
+)
 def test_every_sequence_is_read_once_and_whole(lengths, shuffle, size):
     subject, whole = batches(lengths, size, shuffle=shuffle), sequences(lengths)
     parts = whole.values.split(lengths)

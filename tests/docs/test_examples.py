@@ -39,7 +39,17 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+# Exporting takes as long as all other documents together, and tests/nn has the same exports of smaller models.
+LONG = "docs/how-to/export.md"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=name, marks=pytest.mark.exhaustive if name == LONG else ())
+        for path, name in ((path, str(path.relative_to(ROOT))) for path in DOCUMENTS)
+    ],
+)
 def test_the_python_of_a_document_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Return the blocks of a document in order, which share their names, without those after `<!--- skip: next -->`."""
     sybil = pytest.importorskip("sybil")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from gatewise.feeding import choice, decoder, kernel, memory
 from gatewise.feeding.elementwise import Plain
 from gatewise.feeding.elementwise_kernels import ElementwiseKernels
 from gatewise.kernels.cuda.deep_products import widens
+from tests.pairwise import each_value
 
 H200, CPU = Device.named("h200"), Device.named("cpu")
 PROBLEM = feeding.Problem(50, 50, 128, 512, 2, 512, 512, 512)
@@ -34,8 +36,13 @@ def test_every_criterion_refuses_what_violates_it(refusing, criterion):
     assert verdict.refusals[0].actual not in verdict.refusals[0].allowed
 
 
-@pytest.mark.parametrize("device", Device.names())
-@pytest.mark.parametrize("problem", [PROBLEM, PROBLEM.replace(features=0, needs_grad=False, recompute=True)], ids=str)
+@pytest.mark.parametrize(
+    ("device", "problem"),
+    each_value(
+        [*itertools.product(Device.names(), [PROBLEM, PROBLEM.replace(features=0, needs_grad=False, recompute=True)])]
+    ),
+    ids=str,
+)
 def test_a_decision_fits_80_columns_and_names_every_kernel(device, problem):
     text = str(feeding.decide(problem, Device.named(device)))
     assert max(map(len, text.splitlines())) <= 80

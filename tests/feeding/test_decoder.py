@@ -11,7 +11,7 @@ from gatewise import attention
 from gatewise.contract.errors import ArgumentError, DeviceError, KernelRefused, ModifiedInPlace
 from gatewise.feeding import LayerWeights, State, Weights, attended_outputs, kernel
 from gatewise.feeding.elementwise import Plain
-from tests.pairwise import pairwise
+from tests.pairwise import each_value, pairwise
 
 SIZES = {"time": 7, "batch": 5, "source": 6, "units": 8, "embedding": 6, "features": 8, "value_size": 8, "layers": 2}
 CASES = {
@@ -137,7 +137,9 @@ def parts(request):
 
 
 # Recomputation and the implementation of element-wise operations are independent; every case is run with both.
-@pytest.mark.parametrize(("case", "recompute", "parts"), pairwise([*CASES], [False, True], PARTS), indirect=["parts"])
+@pytest.mark.parametrize(
+    ("case", "recompute", "parts"), each_value(pairwise([*CASES], [False, True], PARTS)), indirect=["parts"]
+)
 def test_outputs_and_gradients_agree_with_the_plain_program(case, recompute, parts):
     call = Call(**CASES[case])
     wanted = call.results(call.plain())
@@ -168,7 +170,7 @@ OPTIONS = {}, {"layers": 3, "dropout": 0.3, "layer_dropout": 0.3}, {"norm": True
 
 
 @pytest.mark.parametrize(
-    ("options", "recompute", "parts"), pairwise(OPTIONS, [False, True], PARTS), indirect=["parts"], ids=str
+    ("options", "recompute", "parts"), each_value(pairwise(OPTIONS, [False, True], PARTS)), indirect=["parts"], ids=str
 )
 def test_operands_in_float16_err_as_ten_bits_do(options, recompute, parts, monkeypatch):
     monkeypatch.setattr(type(kernel.eager), "halves", lambda *_: True)

@@ -14,6 +14,7 @@ from gatewise.feeding.attention_part import Places
 from gatewise.feeding.call import Options, Weights
 from gatewise.feeding.elementwise import Plain, Planes
 from gatewise.feeding.separate_attention import SeparateAttention
+from tests.pairwise import exhaustive
 
 CASES = {
     "small": {"units": 8, "features": 8},
@@ -88,7 +89,7 @@ def test_float32_agrees_with_separate_operations(options, at_once_on_cpu):
     assert not scores[there.expand_as(scores)].isnan().any()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *exhaustive(torch.float16)], ids=str)
 def test_16_bits_agree_with_separate_operations(dtype, at_once_on_cpu):
     tolerance = {"rtol": 0.05, "atol": 0.05 if dtype == torch.bfloat16 else 0.01}
     compared(at_once_on_cpu, {"time": 2, "source": 20}, dtype, tolerance)

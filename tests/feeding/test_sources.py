@@ -19,7 +19,9 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 # The sources depend on the architecture only through whether it is 9.0 or later, and on the dtype only in conversions.
 KINDS = [(name, dtype) for number, name in enumerate(ARCHITECTURES) for dtype in [*NUMBERS][number % 2 :: 2]]
-USUAL = [(name, dtype) for name, dtype in KINDS if name in ("sm_80", "sm_90")]
+USUAL = [
+    (name, dtype) for name, dtype in KINDS if (name, dtype) in {("sm_80", torch.bfloat16), ("sm_90", torch.float64)}
+]
 
 
 @pytest.mark.parametrize(("architecture", "dtype"), exhaustive_unless(USUAL, KINDS), ids=str)

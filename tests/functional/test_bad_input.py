@@ -1,5 +1,6 @@
 """Every argument that does not fit: named, with what was expected, what came, and a call that works afterwards."""
 
+import itertools
 import re
 
 import numpy as np
@@ -17,6 +18,7 @@ from gatewise.contract.errors import (
     OutOfMemoryPredicted,
     ShapeError,
 )
+from tests.pairwise import each_value
 
 WEIGHTS = torch.nn.LSTM(4, 6, num_layers=2, bidirectional=True).all_weights
 FLAT = [tensor.detach() for direction in WEIGHTS for tensor in direction]
@@ -263,8 +265,9 @@ def test_the_environment_is_named_where_it_names_no_kernel(monkeypatch):
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 
 
-@pytest.mark.parametrize("kernel", ["eager", "aten"])
-@pytest.mark.parametrize("dtype", [*INTEGERS, ">i4", "object"])
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), each_value([*itertools.product(["eager", "aten"], [*INTEGERS, ">i4", "object"])]), ids=str
+)
 def test_lengths_may_be_integers_of_any_type(dtype, kernel):
     array = np.array([5, 1, 3], dtype=dtype)
     expected = run(lengths=torch.tensor([5, 1, 3]), kernel=kernel).y

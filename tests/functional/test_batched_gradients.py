@@ -1,5 +1,7 @@
 """Several gradients in one backward pass: is_grads_batched, vectorised Jacobians and the transforms of torch.func."""
 
+import itertools
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -10,6 +12,7 @@ from gatewise.cells import LayerNormLSTM, PeepholeLSTM
 from gatewise.functional.batched_gradients import is_batched, one_by_one
 from gatewise.functional.plan import plan_of
 from gatewise.selection import REFERENCE
+from tests.pairwise import each_value
 
 LAYERS = {
     "lstm": lambda **options: LSTM(3, 4, num_layers=2, bidirectional=True, dtype=torch.float64, **options),
@@ -30,9 +33,9 @@ def outputs(layer, x, lengths=None):
     return y, *(finals if isinstance(finals, tuple) else (finals,))
 
 
-@pytest.mark.parametrize("lengths", [None, [4, 0, 2]], ids=["dense", "lengths"])
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("lengths", "kernel", "name"), each_value([*itertools.product([None, [4, 0, 2]], KERNELS, LAYERS)]), ids=str
+)
 def test_batched_gradients_are_the_gradients_one_by_one(name, kernel, lengths):
     layer, x = LAYERS[name](kernel=kernel), torch.randn(4, 3, 3, dtype=torch.float64, requires_grad=True)
     found = outputs(layer, x, lengths)
@@ -51,8 +54,7 @@ def gradient(layer, x, lengths, above):
     return torch.autograd.grad(outputs(layer, x, lengths)[0], x, above)[0]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("kernel", "name"), each_value([*itertools.product(KERNELS, LAYERS)]), ids=str)
 def test_vectorised_jacobians_and_hessians(name, kernel):
     layer, x = LAYERS[name](kernel=kernel), torch.randn(2, 1, 3, dtype=torch.float64)
 

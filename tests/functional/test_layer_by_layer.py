@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -9,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import gatewise
 from gatewise.contract.errors import ArgumentError, ShapeError
 from gatewise.functional import execution
+from tests.pairwise import each_value
 
 LENGTHS = [6, 2, 4, 1]
 LAYERS = {
@@ -40,9 +43,9 @@ def computed(layer, x, state, lengths, apart):
     return [*found, *torch.autograd.grad(loss, [x, *layer.parameters()])]
 
 
-@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["whole", "lengths"])
-@pytest.mark.parametrize("given", [False, True], ids=["zeros", "state"])
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(
+    ("lengths", "given", "kind"), each_value([*itertools.product([None, LENGTHS], [False, True], LAYERS)]), ids=str
+)
 def test_the_results_and_gradients_are_those_of_one_call(kind, given, lengths):
     torch.manual_seed(0)
     layer = LAYERS[kind]().double()

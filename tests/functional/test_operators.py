@@ -51,7 +51,7 @@ def gradients(call, inputs):
 @pytest.mark.parametrize(
     ("kernel", "case"),
     exhaustive_unless(
-        [("auto", CASES[0]), ("eager", CASES[1]), ("auto", CASES[2]), ("auto", CASES[3])],
+        [("eager", CASES[1]), ("auto", CASES[3])],
         itertools.product(["auto", "eager"], CASES),
     ),
     ids=str,
@@ -66,7 +66,7 @@ def test_the_compiled_call_is_the_same_call(kernel, case):
 
 @pytest.mark.parametrize(
     ("kernel", "within"),
-    exhaustive_unless([("auto", True), ("eager", False)], itertools.product(["auto", "eager"], [True, False])),
+    exhaustive_unless([("auto", True)], itertools.product(["auto", "eager"], [True, False])),
 )
 def test_the_outputs_of_a_compiled_call_may_be_changed_in_place(kernel, within):
     call, inputs = make(lengths=kernel == "eager")

@@ -12,7 +12,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError
 from gatewise.functional import plan
 from gatewise.kernels.aten import runs
-from tests.pairwise import pairwise
+from tests.pairwise import each_value, pairwise
 
 T, B, F, H = 6, 4, 3, 5
 LENGTHS = {
@@ -45,12 +45,15 @@ def flat(found):
 
 @pytest.mark.parametrize(
     ("kind", "lengths", "shape", "given", "batch_first"),
-    pairwise(
-        ["LSTM", "GRU", "RNN", "projected"],
-        [*LENGTHS],
-        [{}, {"num_layers": 2}, {"bidirectional": True}],
-        [False, True],
-        [False, True],
+    each_value(
+        pairwise(
+            ["LSTM", "GRU", "RNN", "projected"],
+            [*LENGTHS],
+            [{}, {"num_layers": 2}, {"bidirectional": True}],
+            [False, True],
+            [False, True],
+        ),
+        times=2,
     ),
     ids=str,
 )

@@ -64,6 +64,8 @@ def test_projected_input(weights, given):
     torch.testing.assert_close(y, expected)
 
 
+# Resets are one more input of the operators, whose fakes `make test` checks in test_operators.py.
+@pytest.mark.exhaustive
 def test_the_fakes_agree_with_the_operators():
     weights = list(torch.nn.LSTM(4, 6, bidirectional=True, dtype=torch.float64).parameters())
     x = torch.randn(5, 3, 4, dtype=torch.float64, requires_grad=True)

@@ -1,6 +1,7 @@
 """Calls of the cells GRU and RNN are those of PyTorch's layers: outputs, final state and every gradient."""
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from gatewise.cells import GRU, RNN
 from gatewise.contract.errors import KernelRefused
 from gatewise.functional.differentiable import recurrent
+from tests.pairwise import each_value
 
 TIME, BATCH, INPUT, HIDDEN = 6, 3, 4, 5
 FORMS = [
@@ -58,8 +60,9 @@ def assert_same(found, expected):
         torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("kernel", ["auto", "aten", "eager"])
+@pytest.mark.parametrize(
+    ("form", "kernel"), each_value([*itertools.product(FORMS, ["auto", "aten", "eager"])]), ids=str
+)
 def test_dense(cell, form, kernel):
     module, x, h0 = made(cell, **form)
     found, expected = ours(cell, module, x, h0, kernel), module(x, h0)
@@ -67,8 +70,7 @@ def test_dense(cell, form, kernel):
     assert_same(gradients(found, module, x, h0), gradients(expected, module, x, h0))
 
 
-@pytest.mark.parametrize("form", FORMS[:4], ids=str)
-@pytest.mark.parametrize("kernel", ["auto", "eager"])
+@pytest.mark.parametrize(("form", "kernel"), each_value([*itertools.product(FORMS[:4], ["auto", "eager"])]), ids=str)
 def test_lengths(cell, form, kernel):
     module, x, h0 = made(cell, **form)
     lengths = torch.tensor([4, 6, 1])
@@ -145,6 +147,8 @@ def test_lower_precisions_are_near(cell, dtype):
         assert float((mine.double() - theirs).norm() / theirs.norm()) < 4 * torch.finfo(dtype).eps
 
 
+# `make test` compiles layers with a single state: tests/nn/test_single_state.py.
+@pytest.mark.exhaustive
 def test_compiled(cell):
     module, x, h0 = made(cell, num_layers=2)
     weights, states = tuple(module.parameters()), h0.new_zeros(2, BATCH, 0)

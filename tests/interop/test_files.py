@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 import zipfile
@@ -23,7 +24,7 @@ import h5py
 import safetensors.torch as safetensors
 
 from gatewise.interop.keras.backend import keras_on_torch
-from tests.pairwise import every_pair
+from tests.pairwise import each_value
 
 keras = keras_on_torch()
 
@@ -62,7 +63,9 @@ def x():
 
 
 @pytest.mark.parametrize(
-    ("cell", "suffix", "bidirectional"), every_pair(LAYOUTS, [".keras", ".weights.h5", ".h5"], [False, True]), ids=str
+    ("cell", "suffix", "bidirectional"),
+    each_value([*itertools.product(LAYOUTS, [".keras", ".weights.h5", ".h5"], [False, True])]),
+    ids=str,
 )
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
 def test_a_model_of_keras_computes_the_same_in_pytorch(tmp_path, x, suffix, bidirectional, cell):
@@ -87,7 +90,9 @@ def test_a_keras_gru_that_resets_before_its_product_is_refused(tmp_path, suffix)
 
 
 @pytest.mark.parametrize(
-    ("cell", "suffix", "bidirectional"), every_pair(LAYOUTS, [".keras", ".weights.h5", ".h5"], [False, True]), ids=str
+    ("cell", "suffix", "bidirectional"),
+    each_value([*itertools.product(LAYOUTS, [".keras", ".weights.h5", ".h5"], [False, True])]),
+    ids=str,
 )
 def test_keras_reads_what_is_written_and_computes_the_same(tmp_path, x, suffix, bidirectional, cell):
     torch.manual_seed(0)
@@ -153,8 +158,11 @@ def test_the_names_that_a_user_gave_are_kept(tmp_path):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    ("dtype", "suffix"),
+    each_value([*itertools.product([torch.float32, torch.float64, torch.float16, torch.bfloat16], SUFFIXES)]),
+    ids=str,
+)
 def test_round_trips_through_files_are_exact(tmp_path, suffix, dtype):
     source, middle, target = tmp_path / "a.safetensors", tmp_path / f"b{suffix}", tmp_path / "c.safetensors"
     single_bias = convert(torch.nn.LSTM(3, 2, 12).to(dtype).state_dict(), "torch", "keras")

@@ -20,7 +20,7 @@ from gatewise.contract.errors import ArgumentError, KernelRefused, MissingExtra
 from gatewise.interop.keras import LSTM, SlowerKernelWarning
 from gatewise.interop.keras import lstm as module
 from gatewise.interop.keras.backend import keras_on_torch
-from tests.pairwise import each_value, every_pair
+from tests.pairwise import each_value, every_pair, exhaustive
 
 keras = keras_on_torch()
 
@@ -95,7 +95,9 @@ OPTIONS = (
 )
 
 
-@pytest.mark.parametrize(("options", "mask"), each_value([*itertools.product(OPTIONS, MASKS)], times=2), ids=str)
+@pytest.mark.parametrize(
+    ("options", "mask"), each_value([*itertools.product(OPTIONS, MASKS)], times=2, most=7), ids=str
+)
 def test_options_keep_the_fast_kernels_and_agree(mask, options):
     with warnings.catch_warnings():
         warnings.simplefilter("error", SlowerKernelWarning)
@@ -258,8 +260,9 @@ def test_contradictions_are_errors(options, message):
 # Files and clones
 
 
-@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize(
+    ("suffix", "wrapped"), each_value([*itertools.product([".keras", ".weights.h5"], [False, True])]), ids=str
+)
 def test_weights_go_both_ways_between_the_layers(tmp_path, suffix, wrapped):
     x = np.random.default_rng(0).standard_normal((BATCH, TIME, FEATURES)).astype("f4")
 
@@ -292,7 +295,7 @@ def test_a_saved_model_comes_back_as_it_was(tmp_path):
     assert type(keras.models.clone_model(saved).layers[0]) is LSTM
 
 
-@pytest.mark.parametrize("options", [{}, {"kernel": "eager"}, {"use_cudnn": False}], ids=str)
+@pytest.mark.parametrize("options", [{"kernel": "eager"}, *exhaustive({}, {"use_cudnn": False})], ids=str)
 def test_plain_keras_loads_a_saved_model(tmp_path, monkeypatch, options):
     inner = keras.Sequential([LSTM(UNITS, return_sequences=True, go_backwards=True, **options)])
     layers = [inner, keras.layers.Bidirectional(LSTM(2, **options)), keras.layers.Dense(1)]

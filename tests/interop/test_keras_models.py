@@ -14,6 +14,7 @@ pytest.importorskip("gatewise.interop.keras", exc_type=ImportError)
 import h5py
 
 from gatewise.interop.keras.backend import keras_on_torch
+from tests.pairwise import exhaustive
 
 keras = keras_on_torch()
 layers = keras.layers
@@ -21,6 +22,8 @@ layers = keras.layers
 pytestmark = pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
 
 WHOLE = pytest.mark.parametrize("suffix", [".keras", ".h5"])
+# The structure of a model is the same in both.
+STRUCTURES = pytest.mark.parametrize("suffix", [".keras", *exhaustive(".h5")])
 
 
 def lstm(units=3, **options):
@@ -62,7 +65,7 @@ STACKS = {
 }
 
 
-@WHOLE
+@STRUCTURES
 @pytest.mark.parametrize("model", STACKS)
 def test_layers_are_stacked_in_the_order_of_the_model(tmp_path, suffix, model):
     model = STACKS[model]()
@@ -94,7 +97,7 @@ def _with_states(inputs):
     return lstm()(outputs, initial_state=states)
 
 
-@WHOLE
+@STRUCTURES
 @pytest.mark.parametrize("model", NO_STACKS)
 def test_layers_that_are_no_stack_are_not_stacked(tmp_path, suffix, model):
     NO_STACKS[model]().save(tmp_path / f"model{suffix}")
@@ -152,7 +155,7 @@ OPTIONS = {
 }
 
 
-@WHOLE
+@STRUCTURES
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options_that_weights_do_not_express_are_refused(tmp_path, suffix, option):
     sequential(OPTIONS[option]()).save(tmp_path / f"model{suffix}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from gatewise.contract.weights import DirectionWeights
 from gatewise.interop.convert import convert
 from gatewise.interop.layouts import LAYOUTS, default_target, layout_named
 from gatewise.interop.packing import pack, unpack
-from tests.pairwise import every_pair
+from tests.pairwise import each_value
 
 REFERENCES = Path(__file__).parent / "references"
 IN_PYTORCH = [name for name, layout in LAYOUTS.items() if in_pytorch(layout.cell)]
@@ -207,10 +208,14 @@ def without_recurrent_bias_of_n(module):
 
 @pytest.mark.parametrize(
     ("layout", "sizes", "dtype"),
-    every_pair(
-        IN_PYTORCH,
-        [(1, 1), (3, 1), (1, 2), (2, 2)],
-        [torch.float32, torch.float64, torch.float16, torch.bfloat16],
+    each_value(
+        [
+            *itertools.product(
+                IN_PYTORCH,
+                [(1, 1), (3, 1), (1, 2), (2, 2)],
+                [torch.float32, torch.float64, torch.float16, torch.bfloat16],
+            )
+        ]
     ),
     ids=str,
 )

@@ -1,16 +1,20 @@
 """A sequence in a batch has the same result as alone, within the error budget."""
 
+import itertools
+
 import pytest
 import torch
 
 from gatewise import testing
 from gatewise.contract.problem import Problem
+from tests.pairwise import each_value
 
 BATCH = Problem(7, 5, 3, 31, num_layers=2, bidirectional=True, needs_grad=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("row", [0, 3])
+@pytest.mark.parametrize(
+    ("dtype", "row"), each_value([*itertools.product([torch.float32, torch.float64], [0, 3])]), ids=str
+)
 def test_a_row_alone(kernel, row, dtype, device, admitted):
     batch = admitted(BATCH.replace(dtype=dtype))
     alone = admitted(batch.replace(batch=1))

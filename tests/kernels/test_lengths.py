@@ -1,10 +1,13 @@
 """Padding has no effect, and each sequence ends after its length."""
 
+import itertools
+
 import pytest
 import torch
 
 from gatewise import testing
 from gatewise.contract.problem import Layout, Problem
+from tests.pairwise import each_value
 
 LAYOUTS = [Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS]
 ALL_OPTIONS = Problem(
@@ -70,8 +73,11 @@ def test_a_nan_state_of_an_empty_row_stays_there(kernel, layout, device, admitte
         assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-@pytest.mark.parametrize("lengths", [(1, 1, 1, 1, 1), (6, 6, 6, 6, 6), (0, 0, 1, 0, 0), (5, 2, 5, 3, 1)])
+@pytest.mark.parametrize(
+    ("layout", "lengths"),
+    each_value([*itertools.product(LAYOUTS, [(1, 1, 1, 1, 1), (6, 6, 6, 6, 6), (0, 0, 1, 0, 0), (5, 2, 5, 3, 1)])]),
+    ids=lambda own: getattr(own, "name", str(own)),
+)
 def test_other_lengths(kernel, layout, lengths, device, admitted):
     testing.check_kernel(kernel, admitted(ALL_OPTIONS.replace(layout=layout)), device, lengths=lengths)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from gatewise.models.chunked_softmax import (
 )
 from gatewise.models.softmax import plain_softmax, token_losses, widened_token_losses
 from gatewise.training.precision import arithmetic
+from tests.pairwise import each_value, exhaustive
 
 # Tokens, hidden units, vocabulary; some whose 16-bit products are widened.
 SIZES = [(1, 1, 2), (5, 3, 7), (4, 12, 9), (6, 8, 8), (9, 31, 200), (7, 200, 65), (64, 16, 24)]
@@ -46,9 +48,9 @@ def values(loss, tensors):
     return [loss.detach(), *torch.autograd.grad(3 * loss, tensors)]
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize(
+    ("smoothing", "chunk", "sizes"), each_value([*itertools.product([0.0, 0.1], CHUNKS, SIZES)]), ids=str
+)
 def test_in_float64_it_is_cross_entropy(sizes, chunk, smoothing):
     tensors, *rest = case(*sizes)
     found = values(weighted_token_loss(*tensors, *rest, chunk_rows=chunk, label_smoothing=smoothing), tensors)
@@ -61,10 +63,20 @@ def errors(function, tensors, truth):
     return [float((one.double() - other).norm() / other.norm()) for one, other in zip(found, truth, strict=True)]
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.parametrize("sizes", [sizes for sizes in SIZES if sizes[0] > 1], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("smoothing", "chunk", "sizes", "dtype"),
+    each_value(
+        [
+            *itertools.product(
+                [0.0, 0.1],
+                CHUNKS,
+                [sizes for sizes in SIZES if sizes[0] > 1],
+                [torch.float32, torch.bfloat16, torch.float16],
+            )
+        ]
+    ),
+    ids=str,
+)
 def test_in_fewer_bits_it_is_as_close_as_cross_entropy(sizes, chunk, smoothing, dtype):
     tensors, *rest = case(*sizes, dtype)
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
@@ -95,7 +107,7 @@ def cut_to_tf32(tensor):
     return (tensor.float().contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
-@pytest.mark.parametrize("spread", [0.05, 1.2, 3.2])
+@pytest.mark.parametrize("spread", [*exhaustive(0.05), 1.2, *exhaustive(3.2)])
 def test_float16_errs_no_more_than_products_in_tf32(spread):
     generator = torch.Generator().manual_seed(3)
     hidden = torch.tanh(torch.randn(128, 512, generator=generator))
@@ -215,8 +227,11 @@ def test_without_gradients_nothing_is_multiplied_out():
     assert seen.products == 4
 
 
-@pytest.mark.parametrize("vocabulary", [1, 600, 7710, 17_192, 50_257, 10**9])
-@pytest.mark.parametrize("itemsize", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("vocabulary", "itemsize"),
+    each_value([*itertools.product([1, 600, 7710, 17_192, 50_257, 10**9], [2, 4, 8])]),
+    ids=str,
+)
 def test_a_chunk_is_as_large_as_it_may_be(vocabulary, itemsize):
     rows = rows_of_a_chunk(vocabulary, itemsize)
     assert rows == 1 or rows * vocabulary * itemsize <= CHUNK_BYTES

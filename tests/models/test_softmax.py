@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional
 
 from gatewise.models.softmax import token_losses, widened_token_losses
+from tests.pairwise import each_value
 
 SIZES = [(1, 1, 2), (5, 3, 7), (4, 12, 9), (4, 10, 9), (6, 7, 8), (4, 8, 31), (9, 31, 200), (3, 200, 65), (5, 16, 24)]
 
@@ -45,8 +48,11 @@ def errors(function, tensors, targets, truth):
     return [float((one.double() - other).norm() / other.norm()) for one, other in zip(found, truth, strict=True)]
 
 
-@pytest.mark.parametrize("sizes", [sizes for sizes in SIZES if sizes[0] > 1], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    each_value([*itertools.product([sizes for sizes in SIZES if sizes[0] > 1], [torch.float32, torch.bfloat16])]),
+    ids=str,
+)
 def test_in_fewer_bits_it_is_as_close_as_cross_entropy(sizes, dtype):
     tensors, targets = case(*sizes, dtype)
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]

@@ -134,7 +134,9 @@ def plain_beam_search(model, source, how):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("seed", "beam"), each_value(pairwise(range(2), [(1, 1, 1.0), (2, 1, 0.0), (3, 2, 1.0), (4, 4, 0.6)])), ids=str
+    ("seed", "beam"),
+    each_value(pairwise(range(2), [(1, 1, 1.0), (2, 1, 0.0), (3, 2, 1.0), (4, 4, 0.6)]), most=2),
+    ids=str,
 )
 def test_a_narrow_beam_finds_what_a_plain_one_finds(seed, beam):
     beams, n_best, penalty = beam
@@ -155,8 +157,7 @@ def test_a_model_of_nans_still_comes_to_an_end(beams):
         assert found[0].score != found[0].score
 
 
-@pytest.mark.parametrize("feeding", [True, False])
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize(("feeding", "beams"), each_value([*itertools.product([True, False], [1, 3])]), ids=str)
 def test_a_sentence_alone_is_translated_as_among_others(feeding, beams):
     ours, (source, lengths) = model(1, input_feeding=feeding), sentences(4, 1, 9, 2, 9)
     together = translate(ours, source, lengths, search(beams, n_best=beams))
@@ -236,8 +237,11 @@ def same_translations(found, wanted):
             torch.testing.assert_close(left.attention, right.attention)
 
 
-@pytest.mark.parametrize("feeding", [True, False])
-@pytest.mark.parametrize("lengths", [(3, 1, 5), (17, 2, 9, 1, 1), (1,)], ids=str)
+@pytest.mark.parametrize(
+    ("feeding", "lengths"),
+    each_value([*itertools.product([True, False], [(3, 1, 5), (17, 2, 9, 1, 1), (1,)])]),
+    ids=str,
+)
 def test_recorded_steps_translate_as_steps_do(feeding, lengths):
     ours, recorder = model(1, input_feeding=feeding), Recorder()
     graphs = GreedyGraphs(ours, recorder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import itertools
 import pickle
 import warnings
 import weakref
@@ -17,6 +18,7 @@ from torch.nn.utils import parametrizations, parametrize
 import gatewise
 from gatewise.cells import CappedLSTM
 from gatewise.nn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, Swap, accelerate, planned_swaps, restore
+from tests.pairwise import each_value
 
 
 class Tagger(nn.Module):
@@ -620,8 +622,16 @@ def made_of(plan):
 BY_REDUCE = [ByReduce, ByItsClass, ByClassMethod, ByFunction, ByPartial, ByPartialOfMethod, ByNestedTuples]
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
-@pytest.mark.parametrize("kind", [*BY_REDUCE, ByKeywords, ByArguments])
+@pytest.mark.parametrize(
+    ("copied", "kind"),
+    each_value(
+        [
+            *itertools.product(
+                [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))], [*BY_REDUCE, ByKeywords, ByArguments]
+            )
+        ]
+    ),
+)
 def test_a_subclass_that_says_how_it_is_pickled(kind, copied):
     layer, x = kind(3, 4, **({"label": "mine"} if kind is ByKeywords else {})), torch.randn(5, 2, 3)
     expected = layer(x)

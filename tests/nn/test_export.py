@@ -16,7 +16,7 @@ from gatewise import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RNNCell, func
 from gatewise.cells import Cell, LayerNormGRU, LayerNormLSTM, PeepholeLSTM
 from gatewise.contract.errors import ArgumentError
 from tests.compiled import in_graph
-from tests.pairwise import each_value, exhaustive_unless, pairwise
+from tests.pairwise import each_value, exhaustive, exhaustive_unless, pairwise
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_layers_become_operators_of_pytorch(name, strict):
 
 
 @pytest.mark.parametrize(
-    ("cell", "strict"), each_value([*itertools.product([LSTMCell, GRUCell, RNNCell], [False, True])])
+    ("cell", "strict"), each_value([*itertools.product([LSTMCell, GRUCell, RNNCell], [False, True])], most=2)
 )
 def test_cells_without_given_states_take_any_batch_size(cell, strict):
     layer = cell(4, 5).eval()
@@ -135,10 +135,10 @@ def test_under_autocast():
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
-# Steps of the other two cells are exported below, without gradients and in a scan.
+# Steps of normalized cells and of those with peepholes are exported below, without gradients.
 @pytest.mark.parametrize(
     "cell",
-    [LayerNormLSTM(), *(pytest.param(cell, marks=pytest.mark.exhaustive) for cell in (PeepholeLSTM(), Own()))],
+    [Own(), *exhaustive(LayerNormLSTM(), PeepholeLSTM())],
     ids=lambda cell: cell.name,
 )
 def test_cells_that_pytorch_does_not_have_become_steps(cell):
@@ -186,15 +186,14 @@ ANY_SIZE = {0: Dim("time"), 1: Dim("batch")}
 scans = pytest.mark.skipif(not functional.export._SCANS, reason="this version of PyTorch cannot export `scan`")
 
 
+# `make test` trains a scan of a GRU below, and exports one of a cell of a user's own to ONNX: test_onnx.py.
 @scans
 @pytest.mark.parametrize(
     ("layer", "extra"),
     [
-        # The document on exporting has an LSTM that is exported in this way.
         pytest.param(lambda: LSTM(5, 4, bidirectional=True), "lengths", marks=pytest.mark.exhaustive),
         pytest.param(lambda: LSTM(5, 4, proj_size=3), "resets", marks=pytest.mark.exhaustive),
         pytest.param(lambda: Recurrent(LayerNormGRU(), 5, 4, zoneout=0.1), "nothing", marks=pytest.mark.exhaustive),
-        # A scan of this cell is trained below.
         pytest.param(lambda: Recurrent(Own(), 5, 4), "lengths", marks=pytest.mark.exhaustive),
     ],
     ids=["lstm", "projection", "layer_norm_gru", "own"],
@@ -220,7 +219,7 @@ def test_a_variable_number_of_steps_becomes_a_scan(layer, extra):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layer",
-    [pytest.param(lambda: GRU(5, 4), marks=pytest.mark.exhaustive), lambda: Recurrent(Own(), 5, 4)],
+    [lambda: GRU(5, 4), *exhaustive(lambda: Recurrent(Own(), 5, 4))],
     ids=["gru", "own"],
 )
 def test_a_scan_of_any_size_can_be_trained(layer):
@@ -335,11 +334,11 @@ class Several(nn.Module):
     def __init__(self):
         super().__init__()
         self.lstm = LSTM(5, 4)
-        self.norm = Recurrent(LayerNormGRU(), 4, 3)
+        self.own = Recurrent(Own(), 4, 3)
 
     def forward(self, x, lengths=None):
         y, (h, c) = self.lstm(x)
-        return *self.norm(y, lengths=lengths), h, c
+        return *self.own(y, lengths=lengths), h, c
 
 
 def packaged(program, folder):

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import pickle
 import re
 import threading
@@ -23,6 +24,7 @@ from tests.calls import profile
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 from tests.nn.test_stream import Momentum
 from tests.nn.test_stream_use import WRONG_WEIGHTS
+from tests.pairwise import each_value
 
 T, B, F, H = 4, 3, 5, 7
 
@@ -189,8 +191,11 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-@pytest.mark.parametrize("name", ["LSTM", "own cell"])
+@pytest.mark.parametrize(
+    ("change", "name"),
+    each_value([*itertools.product(CHANGES, ["LSTM", "own cell"])]),
+    ids=lambda own: getattr(own, "__name__", str(own)),
+)
 def test_weights_are_read_in_every_call(name, change, launched):
     layer, x = LAYERS[name](), x_of()
     stream = layer.stream(B)
@@ -421,8 +426,10 @@ def in_another_dtype(stream, x):
     stream(x.double())
 
 
-@pytest.mark.parametrize("change", [in_16_bits, with_another_cell, in_another_dtype])
-@pytest.mark.parametrize("use", [None, *USES.values()], ids=["nothing", *USES])
+@pytest.mark.parametrize(
+    ("change", "use"),
+    each_value([*itertools.product([in_16_bits, with_another_cell, in_another_dtype], [None, *USES.values()])]),
+)
 @pytest.mark.usefixtures("launched")
 def test_memory_that_a_captured_graph_uses_stays_allocated(use, change, monkeypatch):
     layer, x = gatewise.Recurrent(LSTM(), F, H, 2), x_of(B, F, dtype=torch.float32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ import gatewise
 from gatewise.cells import MGU
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, KernelRefused, ShapeError
 from gatewise.nn import LSTM, Attention, GRUCell, LSTMCell, RNNCell
+from tests.pairwise import each_value
 
 
 @pytest.mark.parametrize(
@@ -75,8 +78,9 @@ MAKERS = [
 ]
 
 
-@pytest.mark.parametrize("value", [True, False])
-@pytest.mark.parametrize("make", [*MAKERS, gatewise.GRU, gatewise.RNN])
+@pytest.mark.parametrize(
+    ("value", "make"), each_value([*itertools.product([True, False], [*MAKERS, gatewise.GRU, gatewise.RNN])])
+)
 def test_a_flag_is_no_size(make, value):
     # PyTorch's layers take True for 1, also where a program gives a flag by its place: LSTM(3, 4, True).
     for sizes, name in (((value, 4), "input_size"), ((3, value), "hidden_size")):
@@ -295,8 +299,11 @@ def test_the_bias_of_a_cell_is_what_pytorchs_cells_take(kind):
     assert kind(3, 4, "relu").bias is True  # as in PyTorch's own samples, where a nonlinearity stands in its place
 
 
-@pytest.mark.parametrize("value", [0, -1, True, False, 4.0, "4"])
-@pytest.mark.parametrize("name", ["query_size", "source_size", "hidden_size"])
+@pytest.mark.parametrize(
+    ("value", "name"),
+    each_value([*itertools.product([0, -1, True, False, 4.0, "4"], ["query_size", "source_size", "hidden_size"])]),
+    ids=str,
+)
 def test_attention_needs_sizes(name, value):
     with pytest.raises(ArgumentError, match=f"`{name}` must be a positive integer, got {value!r}"):
         Attention(**{"query_size": 4, "source_size": 4, name: value})

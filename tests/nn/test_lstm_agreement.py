@@ -79,7 +79,7 @@ def with_more_examples(test, calls, examples: int):
 dense_calls = given(choices=options(), time=SIZES, batch=SIZES, with_state=st.booleans(), seed=st.integers(0, 2**31))
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @dense_calls
 def test_equals_torch(choices, time, batch, with_state, seed):
     theirs, ours = pair(choices, seed)
@@ -114,7 +114,7 @@ packed_calls = given(
 )
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @packed_calls
 def test_packed_sequence_equals_torch(choices, lengths, with_state, presorted, seed):
     theirs, ours = pair(choices, seed)
@@ -138,7 +138,7 @@ calls_with_lengths = given(
 )
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @calls_with_lengths
 def test_lengths_equal_packed_sequence(choices, lengths, with_state, as_tensor, padding, seed):
     theirs, ours = pair(choices, seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 from gatewise.nn import LSTM
+from tests.pairwise import each_value
 
 LAYERS = [nn.LSTM, LSTM]
 SIZES = {"num_layers": 2, "dtype": torch.float64}
@@ -28,10 +31,11 @@ def same_for_both(found) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("memory", ["normal", "lean"])
-@pytest.mark.parametrize("lengths", [None, [6, 2, 3], [4, 4, 4]], ids=str)
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize(
+    ("memory", "lengths", "dropout", "reentrant"),
+    each_value([*itertools.product(["normal", "lean"], [None, [6, 2, 3], [4, 4, 4]], [0.0, 0.5], [True, False])]),
+    ids=str,
+)
 def test_activation_checkpointing(reentrant, dropout, lengths, memory):
     found = []
     for again in (False, True):

@@ -21,6 +21,7 @@ from gatewise.cells import GRU as GRU_CELL
 from gatewise.cells import Cell, CoupledLSTM, LayerNormGRU, PeepholeLSTM
 from gatewise.contract.errors import ArgumentError
 from gatewise.functional import export
+from tests.pairwise import exhaustive
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -208,20 +209,27 @@ def test_other_cells_of_the_operator_lstm():
     not hasattr(torch.onnx, "ops"),
     reason="of an LSTM with projections PyTorch 2.6 and 2.7 write models that ONNX Runtime refuses, also of nn.LSTM",
 )
-def test_what_onnx_does_not_have_becomes_steps():
+@pytest.mark.parametrize("kind", ["projection and resets", *exhaustive("normalized")])
+def test_what_onnx_does_not_have_becomes_steps(kind):
     class Steps(nn.Module):
         def __init__(self):
             super().__init__()
-            self.norm = Recurrent(LayerNormGRU(), 3, 4)
-            self.projected = LSTM(4, 4, proj_size=2)
+            self.projected = LSTM(3, 4, proj_size=2)
             self.episodes = GRU(2, 3)
 
         def forward(self, x, resets):
-            y, of_norm = self.norm(x)
-            y, of_projected = self.projected(y)
-            return *self.episodes(y, resets=resets), of_norm, *of_projected
+            y, of_projected = self.projected(x)
+            return *self.episodes(y, resets=resets), *of_projected
 
-    layers = Steps().eval()
+    class Normalized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = Recurrent(LayerNormGRU(), 3, 4)
+
+        def forward(self, x, resets):
+            return self.norm(x, resets=resets)
+
+    layers = Normalized().eval() if kind == "normalized" else Steps().eval()
     resets = torch.tensor([[0, 1], [1, 0]]).bool()
     model = exported(layers, (torch.randn(2, 2, 3), resets), dynamo=True)
     assert not {"LSTM", "GRU", "RNN", "Loop"} & set(operators(model))

@@ -234,6 +234,9 @@ def test_transforms_of_torch_func_agree_with_autograd(cell):
 
 
 # One step of the second one is compiled in test_recurrent_cell.py, too.
+# `make test` compiles normalized layers, which have parameters, and a cell with several states:
+# test_compile.py and test_recurrent_cell.py.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cell", [PeepholeLSTM(), pytest.param(SLSTM(), marks=pytest.mark.exhaustive)], ids=repr)
 def test_shipped_cells_with_parameters_or_several_states_can_be_compiled(cell):
     layer, x = layer_of(cell, num_layers=2, bidirectional=True, bias=False), x_of()

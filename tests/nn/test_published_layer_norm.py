@@ -1,5 +1,7 @@
 """Layer-normalized cells compared in float64 with the layers of the libraries that published their forms."""
 
+import itertools
+
 import pytest
 import torch
 from torch.func import functional_call
@@ -7,6 +9,7 @@ from torch.func import functional_call
 import gatewise
 from gatewise.cells import LayerNormLSTM
 from gatewise.cells.layer_norm_lstm import FORMS
+from tests.pairwise import each_value
 from tests.published_layer_norm import PUBLISHED, H, I
 
 T, B = 4, 3
@@ -37,8 +40,7 @@ def test_every_form_is_tested():
     assert FORMS.keys() <= PUBLISHED.keys()
 
 
-@pytest.mark.parametrize("memory", ["normal", "lean"])
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(("memory", "name"), each_value([*itertools.product(["normal", "lean"], PUBLISHED)]), ids=str)
 def test_values_and_all_gradients(name, memory):
     published = PUBLISHED[name]
     tensors = published.tensors()
@@ -101,6 +103,8 @@ def test_a_layer_has_the_biases_of_its_form(form):
     assert not gatewise.Recurrent(LayerNormLSTM.of(form), I, H, bias=False).bias
 
 
+# In `make test` a layer with the published norms of LayerNormLSTM is compiled: test_compile.py.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name",
     [

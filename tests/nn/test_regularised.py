@@ -269,6 +269,7 @@ def assert_is_the_loop(layer, lengths=None, resets=None):
             [True, True, False],
         ),
         (0, 1),
+        most=24,
     ),
     ids=lambda value: "given" if isinstance(value, torch.Tensor) else str(value),
 )
@@ -471,7 +472,7 @@ def test_autocast():
 
 @pytest.mark.parametrize(
     ("name", "training"),
-    exhaustive_unless([("gru", False), ("slstm", True)], pairwise(["lstm", "gru", "slstm"], [True, False])),
+    exhaustive_unless([("slstm", True)], pairwise(["lstm", "gru", "slstm"], [True, False])),
 )
 def test_compiled_in_one_graph(name, training):
     torch.compiler.reset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -14,6 +15,7 @@ import gatewise
 from gatewise.cells import MGU
 from gatewise.kernels.eager import eager
 from gatewise.nn import LSTM
+from tests.pairwise import each_value
 
 
 @pytest.fixture
@@ -96,8 +98,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("gradients", [True, False])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("gradients", "change"), each_value([*itertools.product([True, False], CHANGES)]))
 def test_a_change_of_the_module_counts_at_once(twins, change, gradients):
     theirs, ours = twins
     with torch.set_grad_enabled(gradients):

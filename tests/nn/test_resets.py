@@ -295,7 +295,7 @@ def test_transforms_of_torch_func(kind):
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    each_value(pairwise([*KINDS], [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}])),
+    each_value(pairwise([*KINDS], [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}]), most=2),
     ids=str,
 )
 def test_compiled_in_one_graph(kind, options):

@@ -111,7 +111,7 @@ each_kind_with = functools.partial(pytest.mark.parametrize, indirect=["kind"], i
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@each_kind_with(("kind", "form"), each_value(pairwise([*KINDS], FORMS)))
+@each_kind_with(("kind", "form"), each_value(pairwise([*KINDS], FORMS), most=1))
 def test_it_compiles_to_one_graph(kind, form):
     theirs, ours, x = pair(kind, **form)
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
@@ -130,7 +130,7 @@ def outputs_and_gradients(call, layer, *given):
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@each_kind_with(("kind", "extra"), each_value(pairwise([*KINDS], ["state", "lengths", "one sequence"])))
+@each_kind_with(("kind", "extra"), each_value(pairwise([*KINDS], ["state", "lengths", "one sequence"]), most=2))
 def test_compiled_with_a_state_and_lengths(kind, extra):
     _, ours, x = pair(kind, num_layers=2, bidirectional=True)
     given = {

@@ -3,6 +3,8 @@
 Time is not asserted; these numbers are what it depends on, and they are the same on every machine.
 """
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import gatewise
 from gatewise.cells import MGU, SLSTM, CoupledLSTM
 from tests.calls import profile
+from tests.pairwise import each_value
 
 T, B, H = 9, 4, 5  # steps that oneDNN computes
 LENGTHS = torch.tensor([6, 9, 3, 9])
@@ -68,9 +71,11 @@ def operators(call):
     return [name for name in names if name.startswith("aten::") and name not in ALLOCATIONS]
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("gradients", "kind", "form"),
+    each_value([*itertools.product([False, True], ["LSTM", "GRU", "RNN"], FORMS)]),
+    ids=str,
+)
 def test_a_small_call_takes_few_calls_of_python(form, kind, gradients):
     ours, _, limit = FORMS[form]
     layer, x = layers(kind)[0], torch.ones(T, B, H)
@@ -80,9 +85,11 @@ def test_a_small_call_takes_few_calls_of_python(form, kind, gradients):
     assert len(found) <= limit, found
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("gradients", "kind", "form"),
+    each_value([*itertools.product([False, True], ["LSTM", "GRU", "RNN"], FORMS)]),
+    ids=str,
+)
 def test_a_small_call_takes_no_more_operators_than_pytorchs_layer(form, kind, gradients):
     ours, theirs, _ = FORMS[form]
     layer, rival = layers(kind)

@@ -1,5 +1,7 @@
 """The values of every step on request: those of one call for each step, in values and in derivatives of two orders."""
 
+import itertools
+
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
@@ -9,7 +11,7 @@ from gatewise.cells import GRU, LSTM, RNN, SHIPPED, CoupledLSTM, PeepholeLSTM
 from gatewise.cells.step import next_states
 from gatewise.contract.errors import ArgumentError, KernelRefused
 from tests.compiled import in_graph
-from tests.pairwise import pairwise
+from tests.pairwise import each_value, pairwise
 
 T, B, F, H = 5, 3, 3, 4
 CELLS = {cell.name: cell for cell in SHIPPED}
@@ -57,8 +59,7 @@ def one_by_one(cell, weights, x, h, others, reverse):
     return stacked(states), stacked(sums)
 
 
-@pytest.mark.parametrize("bidirectional", [False, True], ids=["forward", "both"])
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize(("bidirectional", "name"), each_value([*itertools.product([False, True], CELLS)]), ids=str)
 def test_they_are_the_values_of_a_loop(name, bidirectional):
     cell, layer, x = CELLS[name], layer_of(CELLS[name], num_layers=2, bidirectional=bidirectional), x_of()
     y, _, steps = layer(x, return_steps=True)
@@ -89,13 +90,20 @@ def test_they_are_the_values_of_a_loop(name, bidirectional):
 
 @pytest.mark.parametrize(
     ("name", "shape", "lengths", "resets", "batch_first", "option"),
-    pairwise(
-        [*CELLS],
-        [(1, False), (2, True)],
-        [None, LENGTHS],
-        [None, RESETS],
-        [False, True],
-        [{}, {"memory": "lean"}, {"recurrent_dropout": 0.3, "zoneout": 0.2}, {"weight_dropout": 0.3, "bias": False}],
+    each_value(
+        pairwise(
+            [*CELLS],
+            [(1, False), (2, True)],
+            [None, LENGTHS],
+            [None, RESETS],
+            [False, True],
+            [
+                {},
+                {"memory": "lean"},
+                {"recurrent_dropout": 0.3, "zoneout": 0.2},
+                {"weight_dropout": 0.3, "bias": False},
+            ],
+        )
     ),
     ids=lambda value: "given" if isinstance(value, torch.Tensor) else str(value),
 )

@@ -1,5 +1,6 @@
 """The values of a stream: those of the layer's call over the whole sequence, within the budgets of the library."""
 
+import itertools
 from types import MappingProxyType
 
 import pytest
@@ -78,7 +79,7 @@ CASES = pairwise(tuple(LAYERS), DTYPES, (1, 2, 3), (True, False), SIZES)
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-@pytest.mark.parametrize(("name", "dtype", "layers", "bias", "sizes"), each_value(CASES, (0, 1)))
+@pytest.mark.parametrize(("name", "dtype", "layers", "bias", "sizes"), each_value(CASES, (0, 1), most=30))
 def test_steps_are_a_call_over_the_sequence(name, dtype, layers, bias, sizes):
     cell, options = LAYERS[name]
     if options.get("proj_size", 0) >= sizes[1]:
@@ -104,9 +105,11 @@ def test_steps_are_a_call_over_the_sequence(name, dtype, layers, bias, sizes):
 STRUCTURES = ({"heads": 3}, {"recurrent_rank": 2})
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("structure", STRUCTURES, ids=str)
-@pytest.mark.parametrize("cell", [LSTM(), GRU(), LayerNormLSTM()], ids=repr)
+@pytest.mark.parametrize(
+    ("dtype", "structure", "cell"),
+    each_value([*itertools.product(DTYPES, STRUCTURES, [LSTM(), GRU(), LayerNormLSTM()])]),
+    ids=repr,
+)
 def test_matrices_of_blocks_and_factors_are_multiplied_without_being_made(cell, structure, dtype):
     torch.manual_seed(0)
     layer = gatewise.Recurrent(cell, 5, 9, 2, dtype=dtype, **structure)
@@ -179,10 +182,20 @@ def test_autocast_carries_the_states_as_a_call_does(cell, kernel):
     assert stream(x[0]).dtype == torch.float32
 
 
-@pytest.mark.parametrize("kernel", ["auto", "eager"])
-@pytest.mark.parametrize("cell", [LSTM(), Momentum()], ids=repr)
-@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("kernel", "cell", "given", "dtype"),
+    each_value(
+        [
+            *itertools.product(
+                ["auto", "eager"],
+                [LSTM(), Momentum()],
+                [torch.float32, torch.bfloat16, torch.float16],
+                [torch.bfloat16, torch.float32, torch.float64],
+            )
+        ]
+    ),
+    ids=repr,
+)
 def test_autocast_converts_the_input_and_the_weights_each_from_its_own_dtype(dtype, given, cell, kernel):
     torch.manual_seed(0)
     layer = gatewise.Recurrent(cell, 5, 8, 2, kernel=kernel, dtype=dtype)

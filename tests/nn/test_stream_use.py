@@ -1,6 +1,7 @@
 """How streams are used: states, resets, weights that change, copies, errors, and PyTorch's modes."""
 
 import copy
+import itertools
 import pickle
 import re
 import threading
@@ -17,6 +18,7 @@ from gatewise.cells import GRU, LSTM, SLSTM, PeepholeLSTM
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from gatewise.nn import Stream
 from tests.compiled import in_graph
+from tests.pairwise import each_value
 
 T, B, F, H = 6, 3, 5, 8
 
@@ -576,8 +578,9 @@ WRONG_WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG_WEIGHTS)
-@pytest.mark.parametrize("kind", ["LSTM", "Recurrent"])
+@pytest.mark.parametrize(
+    ("wrong", "kind"), each_value([*itertools.product(WRONG_WEIGHTS, ["LSTM", "Recurrent"])]), ids=str
+)
 def test_weights_that_do_not_fit_together_get_the_error_of_the_layer(kind, wrong):
     layer = gatewise.LSTM(F, H, 2) if kind == "LSTM" else gatewise.Recurrent(LSTM(), F, H, 2)
     stream, x = layer.stream(B), x_of()

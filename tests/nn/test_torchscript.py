@@ -186,7 +186,7 @@ def leaves(values):
 
 
 # A cell of PyTorch's, and those with several states, with parameters, and with a normalization.
-RECORDED = ("lstm", "slstm", "peephole_lstm", "layer_norm_gru")
+RECORDED = ("lstm", "peephole_lstm", "layer_norm_gru")
 
 
 @pytest.mark.parametrize(

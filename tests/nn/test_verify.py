@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,7 @@ from gatewise.contract.problem import Problem
 from gatewise.functional import plan
 from gatewise.kernels import ALL
 from gatewise.nn import Verification, verify
-from tests.pairwise import every_pair
+from tests.pairwise import each_value
 
 
 class Tagger(nn.Module):
@@ -71,11 +73,15 @@ def test_the_report_fits_80_columns(x):
 
 @pytest.mark.parametrize(
     ("kernel", "dtype", "form", "cell"),
-    every_pair(
-        ["aten", "eager"],
-        [torch.float32, torch.float64],
-        ["dense", "packed", "single", "first"],
-        ["lstm", "gru", "rnn_tanh", "rnn_relu"],
+    each_value(
+        [
+            *itertools.product(
+                ["aten", "eager"],
+                [torch.float32, torch.float64],
+                ["dense", "packed", "single", "first"],
+                ["lstm", "gru", "rnn_tanh", "rnn_relu"],
+            )
+        ]
     ),
     ids=str,
 )

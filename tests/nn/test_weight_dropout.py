@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import pickle
 import re
 
@@ -14,7 +15,7 @@ import gatewise
 from gatewise.cells import GRU, LSTM, RNN, CoupledLSTM
 from gatewise.contract.errors import ArgumentError
 from tests.graphs import captured
-from tests.pairwise import pairwise
+from tests.pairwise import each_value, pairwise
 
 T, B, F, H, P = 6, 3, 3, 5, 0.4
 PYTORCH = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
@@ -201,7 +202,7 @@ def test_autocast_converts_the_masked_matrices(kind):
 )
 def test_compiled_in_one_graph(kind):
     torch.compiler.reset()
-    layer, x = layer_of(kind, num_layers=2), x_of()
+    layer, x = layer_of(kind), x_of()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     torch.manual_seed(2)
     found = compiled(x)[0]
@@ -238,17 +239,37 @@ def test_layers_of_pytorch_drop_nothing_after_the_swap():
         ours(torch.randn(T, B, F))
 
 
-@pytest.mark.parametrize("rate", [1.0, 1, -0.1, 1.5, float("nan"), True, "0.5", None])
-@pytest.mark.parametrize("make", [*OURS.values(), functools.partial(gatewise.Recurrent, CoupledLSTM())], ids=str)
+@pytest.mark.parametrize(
+    ("rate", "make"),
+    each_value(
+        [
+            *itertools.product(
+                [1.0, 1, -0.1, 1.5, float("nan"), True, "0.5", None],
+                [*OURS.values(), functools.partial(gatewise.Recurrent, CoupledLSTM())],
+            )
+        ]
+    ),
+    ids=str,
+)
 def test_rates_outside_of_the_range_are_refused(make, rate):
     message = f"`weight_dropout` must be a probability in [0, 1), got {rate!r}."
     with pytest.raises(ArgumentError, match=re.escape(message)):
         make(F, H, weight_dropout=rate)
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("rate", [1, 2, -0.1, float("nan"), True, "0.5", "", None, torch.tensor([0.1, 0.2])], ids=str)
-@pytest.mark.parametrize("make", [*OURS.values(), functools.partial(gatewise.Recurrent, CoupledLSTM())], ids=str)
+@pytest.mark.parametrize(
+    ("training", "rate", "make"),
+    each_value(
+        [
+            *itertools.product(
+                [True, False],
+                [1, 2, -0.1, float("nan"), True, "0.5", "", None, torch.tensor([0.1, 0.2])],
+                [*OURS.values(), functools.partial(gatewise.Recurrent, CoupledLSTM())],
+            )
+        ]
+    ),
+    ids=str,
+)
 def test_rates_that_are_assigned_are_checked_by_the_next_call(make, rate, training):
     layer, x = make(F, H).train(training), torch.randn(T, B, F)
     layer.weight_dropout = rate

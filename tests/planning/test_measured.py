@@ -79,13 +79,25 @@ def allocated_on_cpu(work):
         ((20, 24, 32), {}, FED_LEAN | IN_CHUNKS, "float32"),
         ((20, 24, 32), {"score": "dot"}, IN_CHUNKS, "bfloat16"),
         pytest.param((20, 24, 32), {"target_size": 20_000}, AT_ONCE, "float32", marks=pytest.mark.exhaustive),
-        ((20, 24, 32), {"target_size": 20_000, "label_smoothing": 0.1}, IN_CHUNKS, "float32"),
+        pytest.param(
+            *((20, 24, 32), {"target_size": 20_000, "label_smoothing": 0.1}, IN_CHUNKS, "float32"),
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param((20, 24, 32), {"target_size": 4000}, AT_ONCE, "bfloat16", marks=pytest.mark.exhaustive),
-        ((70, 66, 8), {"attention_kernel": "reference", "hidden_size": 32}, IN_CHUNKS, "float32"),
+        pytest.param(
+            *((70, 66, 8), {"attention_kernel": "reference", "hidden_size": 32}, IN_CHUNKS, "float32"),
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param((6, 6, 8), {"target_size": 20_000}, IN_CHUNKS, "float32", marks=pytest.mark.exhaustive),
         ((20, 24, 32), {"target_size": 20_000, "embedding_size": 64, "tied": "target"}, AT_ONCE, "float32"),
         pytest.param((20, 24, 32), {"score": "dot"}, IN_CHUNKS, "float32", marks=pytest.mark.exhaustive),
-        ((20, 24, 32), {"score": "general", "input_feeding": False}, IN_CHUNKS, "float32"),
+        pytest.param(
+            (20, 24, 32),
+            {"score": "general", "input_feeding": False},
+            IN_CHUNKS,
+            "float32",
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_on_a_cpu_every_allocation_is_predicted_within_a_tenth(shape, options, chosen, precision):

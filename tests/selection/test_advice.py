@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.selection import decide, predicted, use_kernel
 from gatewise.selection.advice import advise, largest_batch, memory
+from tests.pairwise import each_value, exhaustive
 
 PTB = Problem(35, 20, 1500, 1500, num_layers=2, needs_grad=True, allow_tf32=True)
 H200 = Device.named("h200")
@@ -104,7 +106,7 @@ def test_nothing_helps_an_empty_call(empty):
     assert advise(PTB.replace(**empty), H200) == ()
 
 
-@pytest.mark.parametrize("device", ["h200", "t4", "cpu"])
+@pytest.mark.parametrize("device", [*exhaustive("h200"), "t4", "cpu"])
 def test_the_largest_batch_fits_and_one_more_does_not(device):
     device = Device.named(device)
     largest = largest_batch(PTB, device)
@@ -149,19 +151,25 @@ class Invented:
         return SimpleNamespace(peak_bytes=self._bytes[kernel] * self.problem.batch)
 
 
-@pytest.mark.parametrize("room", [60, 500, 3000, 100_000])
 @pytest.mark.parametrize(
-    "chosen",
-    [
-        lambda batch: "small",
-        lambda batch: "large",
-        lambda batch: "large" if batch < 1000 else "small",
-        lambda batch: "small" if batch < 200 else "large",
-        lambda batch: "small" if batch % 8 else "large",
-        lambda batch: "large" if batch % 8 else "small",
-        lambda batch: "large" if 20 <= batch < 40 else "small",
-        lambda batch: "small" if batch > 10_000 and batch % 8 else "large",
-    ],
+    ("room", "chosen"),
+    each_value(
+        [
+            *itertools.product(
+                [60, 500, 3000, 100_000],
+                [
+                    lambda batch: "small",
+                    lambda batch: "large",
+                    lambda batch: "large" if batch < 1000 else "small",
+                    lambda batch: "small" if batch < 200 else "large",
+                    lambda batch: "small" if batch % 8 else "large",
+                    lambda batch: "large" if batch % 8 else "small",
+                    lambda batch: "large" if 20 <= batch < 40 else "small",
+                    lambda batch: "small" if batch > 10_000 and batch % 8 else "large",
+                ],
+            )
+        ]
+    ),
 )
 def test_the_largest_batch_is_the_one_up_to_which_every_one_fits(monkeypatch, chosen, room):
     nothing = Problem(0, 1, 0, 0)

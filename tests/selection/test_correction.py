@@ -24,7 +24,14 @@ def test_systems_are_solved():
     np.testing.assert_allclose(_solved(matrix, right), np.linalg.solve(matrix, right), rtol=1e-9)
 
 
-@pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(kernel, marks=pytest.mark.exhaustive if kernel.name in ("cudnn", "stepwise") else ())
+        for kernel in ALL
+    ],
+    ids=lambda kernel: kernel.name,
+)
 def test_a_measured_training_call_is_predicted_from_the_others(kernel):
     process = _fitted(kernel.name, True, DEVICE.name).busy
     own = sum(point.kernel == kernel.name and point.problem.needs_grad for point in points.points(DEVICE.name))

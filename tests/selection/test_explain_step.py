@@ -1,5 +1,7 @@
 """`gatewise.explain` of streams: what computes a step, and why."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from gatewise.cells import GRU, LSTM, SLSTM, LayerNormLSTM
 from gatewise.contract.errors import ArgumentError, ShapeError
 from gatewise.selection.one_step import held_steps
 from tests.nn.test_stream import Erf, Momentum
+from tests.pairwise import each_value
 
 
 def test_a_step_on_a_cpu_is_an_operator_of_pytorch_where_there_is_one():
@@ -37,9 +40,17 @@ def test_a_step_on_a_gpu_is_one_launch_for_each_layer():
     assert "one_step    accepted" in str(decision)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("cell", [LSTM(), GRU(), SLSTM(), Momentum()], ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    ("dtype", "layers", "cell"),
+    each_value(
+        [
+            *itertools.product(
+                [torch.bfloat16, torch.float32, torch.float64], [1, 3], [LSTM(), GRU(), SLSTM(), Momentum()]
+            )
+        ]
+    ),
+    ids=lambda own: getattr(own, "name", str(own)),
+)
 def test_the_memory_of_a_step_is_that_of_its_states_and_its_output(cell, layers, dtype):
     layer = gatewise.Recurrent(cell, 5, 8, layers, dtype=dtype)
     zeros = layer.weight_ih_l0.new_zeros(3, 8)

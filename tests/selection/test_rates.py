@@ -15,12 +15,13 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.ranking import slug
 from gatewise.kernels.cuda.deep_products import widens
 from gatewise.selection import correction, cost, estimate, explain, kernel_named, points
+from tests.pairwise import one_in
 
 MEASURED = ("h200", "h100")
 GPUS = ("h200", "a100", "l4", "b200")
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("name", one_in(2, MEASURED))
 def test_every_measured_call_has_its_record(name):
     found = points.points(Device.named(name).name)
     assert len(found) > 1500
@@ -51,7 +52,7 @@ def test_the_work_in_the_data_is_what_kernels_state_today(name):
         assert points.point_line(stated) == points.point_line(point)
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("name", one_in(2, MEASURED))
 def test_predictions_follow_measured_calls(name):
     device = Device.named(name)
     ratios = [

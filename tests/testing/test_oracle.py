@@ -1,5 +1,7 @@
 """The oracle against torch.nn.LSTM as a whole module, which it does not call."""
 
+import itertools
+
 import pytest
 import torch
 from torch.nn.utils import rnn
@@ -10,6 +12,7 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Needs
 from gatewise.functional.passes import Guarded
 from gatewise.selection import kernel_named
+from tests.pairwise import each_value
 
 SHAPE = Problem(6, 4, 3, 7, num_layers=2, bidirectional=True, dtype=torch.float64, needs_grad=True)
 
@@ -61,9 +64,17 @@ def test_dropout_masks_are_applied_between_the_layers():
     assert gradients.h0[2:].count_nonzero() > 0
 
 
-@pytest.mark.parametrize("resets", [False, True], ids=["", "resets"])
-@pytest.mark.parametrize("layout", [Layout.DENSE, Layout.HOST_LENGTHS, Layout.PACKED], ids=lambda layout: layout.name)
-@pytest.mark.parametrize("cell", [LSTM(), GRU(), SLSTM()], ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    ("resets", "layout", "cell"),
+    each_value(
+        [
+            *itertools.product(
+                [False, True], [Layout.DENSE, Layout.HOST_LENGTHS, Layout.PACKED], [LSTM(), GRU(), SLSTM()]
+            )
+        ]
+    ),
+    ids=lambda own: getattr(own, "name", str(own)),
+)
 def test_masks_of_a_regularised_cell_are_those_of_the_inputs(cell, layout, resets):
     if resets and layout is Layout.PACKED:
         pytest.skip("packed batches have no resets")

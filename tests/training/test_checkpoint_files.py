@@ -19,6 +19,7 @@ from gatewise.training import RunFolder, TrainingOptions, read_tensors, write_te
 from gatewise.training.loop import CHECKPOINT, MODEL, progress_at
 from gatewise.training.run_folder import bytes_of_run
 from gatewise.training.snapshot import load_weights, weights_of
+from tests.pairwise import exhaustive
 
 TENSORS = {"a": torch.randn(3, 4), "b.c": torch.arange(5), "empty": torch.zeros(0, 2)}
 
@@ -86,7 +87,7 @@ def test_a_bare_pickle_is_refused_unread(tmp_path, protocol):
     assert not (tmp_path / "exploded").exists()
 
 
-@pytest.mark.parametrize("protocol", range(2, 6))
+@pytest.mark.parametrize("protocol", [*exhaustive(2, 3, 4), 5])
 def test_a_header_whose_length_looks_like_a_pickle_is_not_one(tmp_path, protocol):
     """The file begins with the length of its header: 0x0280 looks like the first bytes of a pickle of protocol 2."""
     path = tmp_path / "file"

@@ -25,6 +25,7 @@ from gatewise.training.processes import Processes
 from gatewise.training.row_exchange import EmbeddingRows
 from gatewise.training.step import Step
 from gatewise.training.weight_reads import rows_read, weights_read_once
+from tests.pairwise import exhaustive
 
 WORDS, SIZE = 200, 8
 COUNTS = (2, 3)
@@ -266,7 +267,7 @@ ROWS = [[4, 4, 4, 0, 7, 4], [7, 3], [0, 4, 0, 199]]
 EMPTY = [[4, 4], [], [5]]
 
 
-@pytest.fixture(scope="module", params=COUNTS)
+@pytest.fixture(scope="module", params=[COUNTS[0], *exhaustive(*COUNTS[1:])])
 def found(request, tmp_path_factory):
     """The number of processes, and the results of all jobs."""
     options = {

@@ -17,6 +17,7 @@ from gatewise.training import exchange, factor_exchange
 from gatewise.training.exchange import GradientExchange
 from gatewise.training.factor_exchange import Candidate, candidates, chosen, number_of
 from gatewise.training.processes import Processes
+from tests.pairwise import exhaustive
 
 TOKENS, INPUTS, OUTPUTS = 6, 40, 48
 COUNTS = (2, 3)
@@ -121,7 +122,7 @@ def means(processes: Processes, model, *arguments, tokens=TOKENS, lone=(), **opt
     return (*found, reduced)
 
 
-@pytest.fixture(scope="module", params=COUNTS)
+@pytest.fixture(scope="module", params=[COUNTS[0], *exhaustive(*COUNTS[1:])])
 def found(request, tmp_path_factory):
     """The number of processes, and the results of all jobs."""
     jobs = {

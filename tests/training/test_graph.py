@@ -237,6 +237,8 @@ def test_a_run_with_replays_ends_in_the_same_bits(tmp_path):
     assert diary.remarks == ["steps are replayed as one CUDA graph"]
 
 
+# In `make test` two processes that replay steps are interrupted: test_processes.py.
+@pytest.mark.exhaustive
 def test_a_run_with_replays_is_interrupted_and_goes_on_in_the_same_bits(tmp_path):
     train_language_model(tmp_path / "whole", record_step=Recorder(), average="ema")
     for pause in (1, 30, 40):

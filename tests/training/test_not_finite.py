@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -24,7 +25,7 @@ from gatewise.training.randomness import restore_random_states
 from gatewise.training.recorded_step import read_step
 from gatewise.training.snapshot import load_weights, weights_of
 from gatewise.training.step import MeanLoss, Step
-from tests.pairwise import every_pair
+from tests.pairwise import each_value
 
 CPU = torch.device("cpu")
 
@@ -55,7 +56,9 @@ def right_losses(tmp_path_factory):
 
 
 # When the fault is found: at once, as on a CPU; or steps later, as on a GPU, whose flag is read from time to time.
-@pytest.mark.parametrize(("every", "wrong", "at"), every_pair([1, 7], WRONG, [(0, 0), (1, 8), (1, 19)]), ids=str)
+@pytest.mark.parametrize(
+    ("every", "wrong", "at"), each_value([*itertools.product([1, 7], WRONG, [(0, 0), (1, 8), (1, 19)])]), ids=str
+)
 def test_a_faulty_step_is_finite_on_the_reference_from_the_same_numbers(
     tmp_path, monkeypatch, right_losses, way, every, wrong, at
 ):

@@ -16,7 +16,7 @@ from gatewise.data import TokenStream
 from gatewise.models import LanguageModel
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT
-from tests.pairwise import each_value, pairwise
+from tests.pairwise import each_value, exhaustive, pairwise
 from tests.programs import processes_that_start_fast
 
 OPTIONS = {
@@ -102,7 +102,7 @@ class StopAt:
             yield batch
 
 
-@pytest.mark.parametrize(("kind", "step"), each_value(pairwise([*OPTIONS], [1, 19, 20, 21, 60])))
+@pytest.mark.parametrize(("kind", "step"), each_value(pairwise([*OPTIONS], [1, 19, 20, 21, 60]), most=4))
 def test_ctrl_c_saves_and_the_rest_follows_in_the_same_bits(tmp_path, kind, step):
     options = OPTIONS[kind]
     train(tmp_path / "whole", **options)
@@ -119,7 +119,9 @@ def test_ctrl_c_saves_and_the_rest_follows_in_the_same_bits(tmp_path, kind, step
 AWD_TRAINING = {"optimizer": "sgd", "learning_rate": 3.0, "clip": 0.25, "average": "tail", "rate_tokens": 40}
 
 
-@pytest.mark.parametrize("options", [{}, {"model_options": AWD, "jitter": 2.0, **AWD_TRAINING}], ids=["plain", "awd"])
+@pytest.mark.parametrize(
+    "options", [*exhaustive({}), {"model_options": AWD, "jitter": 2.0, **AWD_TRAINING}], ids=["plain", "awd"]
+)
 def test_a_language_model_is_interrupted_at_every_kind_of_step(tmp_path, options):
     options = {"epochs": 2, **options}
     train_language_model(tmp_path / "whole", **options)
@@ -133,10 +135,10 @@ def test_a_language_model_is_interrupted_at_every_kind_of_step(tmp_path, options
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("kills", [2, *exhaustive(20)])
 def test_kills_at_random_moments_lose_nothing(tmp_path, kills):
     """Processes are killed with SIGKILL at any point: in a step, in an evaluation, or while a file is written."""
-    options = {"epochs": 6 if kills > 3 else 2, "checkpoint_steps": 1}
+    options = {"epochs": 6 if kills > 2 else 2, "checkpoint_steps": 1}
     train_language_model(tmp_path / "whole", **options)
     context = processes_that_start_fast()
     chance, checkpoint = random.Random(0), RunFolder(tmp_path / "parts").checkpoint

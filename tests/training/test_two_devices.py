@@ -14,6 +14,7 @@ from test_resumption import StopAt, files_of
 from gatewise.data import PairBatches, TokenStream
 from gatewise.models import LanguageModel, Seq2Seq
 from gatewise.training.processes import Processes
+from tests.pairwise import exhaustive
 
 REPLAYED = ["steps are replayed as one CUDA graph"]
 SGD = {"optimizer": "sgd", "learning_rate": 0.5, "momentum": 0.0}
@@ -86,9 +87,32 @@ DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", mar
 SECONDS = 120
 
 
+class Runs:
+    """Runs on two devices.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        folder: The folder that has one of each run of a model.
+    """
+
+    def __init__(self, device, folder, new_folder, jobs, context):
+        self.device, self.folder = device, folder
+        self._new_folder, self._jobs, self._context, self._found = new_folder, jobs, context, {}
+
+    def of(self, *names):
+        """Return the results of runs, of both processes each, and run them before if no test has asked for them.
+
+        To start processes on GPUs takes longer than all runs do.
+        """
+        asked = [*self._jobs] if self.device == "cuda" else names
+        missing = {name: self._jobs[name] for name in asked if name not in self._found}
+        if missing:
+            self._found |= together(self._new_folder("results"), missing, self.device, self._context, SECONDS)
+        return [self._found[name] for name in names]
+
+
 @pytest.fixture(scope="module", params=DEVICES)
 def runs(request, tmp_path_factory):
-    """The device, the folders of the runs, and the results of two processes in each."""
     device = request.param
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
@@ -111,13 +135,19 @@ def runs(request, tmp_path_factory):
     jobs |= {f"shapes {kind}": (of_different_shapes, {"recorded": kind, "sizes": SIZES}) for kind in (0, 1)}
     jobs["waits"] = (language_model, {"folder": folder / "waits", "waits": True})
     context = multiprocessing.get_context("spawn") if device == "cuda" else None
-    return device, folder, together(tmp_path_factory.mktemp("results"), jobs, device, context, SECONDS)
+    return Runs(device, folder, tmp_path_factory.mktemp, jobs, context)
 
 
-@pytest.mark.parametrize("kind", ["lm launched", "lm", "nmt launched", "nmt"])
+# Two processes without GPUs train a smaller model in these ways in tests/training/test_processes.py.
+in_other_ways = pytest.mark.parametrize(
+    "runs", [pytest.param("cpu", marks=[pytest.mark.slow, pytest.mark.exhaustive]), DEVICES[1]], indirect=True
+)
+
+
+@pytest.mark.parametrize("kind", ["lm launched", "nmt", *exhaustive("lm", "nmt launched")])
 def test_two_devices_have_the_losses_of_one(runs, tmp_path, kind):
-    device, folder, found = runs
-    first, second = found[kind]
+    device, folder = runs.device, runs.folder
+    ((first, second),) = runs.of(kind)
     job = translation if kind.startswith("nmt") else language_model
     alone = job(Processes(0, 1, torch.device(device, 0)), tmp_path / "one", cuda_graph=False)
     assert same(first["weights"], second["weights"])
@@ -129,30 +159,32 @@ def test_two_devices_have_the_losses_of_one(runs, tmp_path, kind):
     assert history(folder / kind)[-1][0] < history(folder / kind)[0][0]
 
 
-@pytest.mark.parametrize("kind", ["lm", "lm bf16", "nmt"])
+@pytest.mark.parametrize("kind", ["nmt", *exhaustive("lm", "lm bf16")])
 def test_replays_on_two_devices_end_in_the_bits_of_steps(runs, kind):
-    _, folder, found = runs
-    first, second = found[kind]
+    (first, second), _ = runs.of(kind, f"{kind} launched")
     assert same(first["weights"], second["weights"])
     assert first["remarks"] == second["remarks"] == REPLAYED
-    assert files_of(folder / f"{kind} launched") == files_of(folder / kind)
+    assert files_of(runs.folder / f"{kind} launched") == files_of(runs.folder / kind)
 
 
+@in_other_ways
 def test_weights_are_equal_on_both_devices_to_the_bit(runs):
-    for kind in ("nmt bf16 adamw", "whole", "resumed"):
-        first, second = runs[2][kind]
+    translated, whole, _, resumed = runs.of("nmt bf16 adamw", "whole", "stopped", "resumed")
+    for first, second in (translated, whole, resumed):
         assert same(first["weights"], second["weights"])
         assert first["remarks"] == second["remarks"] == REPLAYED
 
 
+@in_other_ways
 def test_an_interruption_of_two_devices_and_the_rest_end_in_the_same_bits(runs):
-    _, folder, found = runs
-    assert [(each["step"], each["interrupted"]) for each in found["stopped"]] == [(25, True), (25, True)]
-    assert files_of(folder / "whole") == files_of(folder / "parts")
+    _, stopped, _ = runs.of("whole", "stopped", "resumed")
+    assert [(each["step"], each["interrupted"]) for each in stopped] == [(25, True), (25, True)]
+    assert files_of(runs.folder / "whole") == files_of(runs.folder / "parts")
 
 
+@in_other_ways
 def test_shapes_may_differ_between_devices(runs):
-    launched, replayed = runs[2]["shapes 0"], runs[2]["shapes 1"]
+    launched, replayed = runs.of("shapes 0", "shapes 1")
     for rank in range(2):
         assert launched[rank][0] == replayed[rank][0], "losses"
         assert same(launched[rank][1], replayed[rank][1])
@@ -160,10 +192,11 @@ def test_shapes_may_differ_between_devices(runs):
     assert same(replayed[0][1], replayed[1][1])
 
 
+@in_other_ways
 def test_what_one_device_cannot_record_none_replays(runs):
-    _, folder, found = runs
-    for each in found["waits"]:
+    both, _ = runs.of("waits", "lm launched")
+    for each in both:
         (remark,) = each["remarks"]
         assert remark.startswith("steps are not captured as a CUDA graph: ")
         assert remark.endswith(" (process 1)")
-    assert files_of(folder / "waits") == files_of(folder / "lm launched")
+    assert files_of(runs.folder / "waits") == files_of(runs.folder / "lm launched")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from gatewise.benchmarks.cells.loop import compiled, loop_of, step_of
 from gatewise.benchmarks.cells.side import layer_side, loop_side
 from gatewise.benchmarks.lstm.side import Side
 from gatewise.cells import Cell
+from tests.pairwise import each_value
 
 CPU = torch.device("cpu")
 CELLS = pytest.mark.parametrize("cell", measured_cells(), ids=lambda cell: cell.name)
@@ -29,9 +31,11 @@ def assert_the_same(ours: Side, theirs: Side, training: bool = True) -> None:
         torch.testing.assert_close(tensor.reshape(reference.shape), reference, rtol=1e-10, atol=1e-10, msg=name)
 
 
-@CELLS
-@pytest.mark.parametrize("case", TINY, ids=lambda case: case.name)
-@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize(
+    ("cell", "case", "resets"),
+    each_value([*itertools.product(measured_cells(), TINY, [False, True])]),
+    ids=lambda own: getattr(own, "name", str(own)),
+)
 def test_layer_and_loop_agree_in_float64(cell: Cell, case: LSTMCase, resets: bool) -> None:
     call = draw(cell, case, CPU)
     call.resets[0, 0] = True
@@ -65,17 +69,9 @@ def test_a_reset_starts_anew_from_the_initial_states_of_the_cell() -> None:
     torch.testing.assert_close(whole["y"][4:], rest["y"])
 
 
-# With several states, and with parameters and a normalization; those of an LSTM and of a GRU are compiled below.
-COMPILED = ("slstm", "layer_norm_lstm")
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        pytest.param(cell, marks=() if cell.name in COMPILED else pytest.mark.exhaustive, id=cell.name)
-        for cell in measured_cells()
-    ],
-)
+# `make test` compiles whole loops below, and the step of a normalized cell in test_run.py.
+@pytest.mark.exhaustive
+@CELLS
 def test_the_step_can_be_compiled(cell: Cell, traced_only: None) -> None:
     call = draw(cell, TINY[0], CPU)
     eager = loop_side(call, torch.float64, loop_of(cell, step_of(cell)))

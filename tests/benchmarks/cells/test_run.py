@@ -30,6 +30,7 @@ from gatewise.benchmarks.cells.record import (
 )
 from gatewise.benchmarks.cells.side import layer_side, loop_side
 from gatewise.benchmarks.precision import LAYER_PRECISIONS
+from tests.pairwise import exhaustive
 
 
 def records_of(settings: run.Settings, observer, **changes: object) -> list[CellRecord]:
@@ -83,7 +84,7 @@ def test_a_measured_row(tiny, observer) -> None:
     ("count", "names", "directions"),
     [
         (1, ("fp32",), ("train",)),
-        (1, ("bf16",), ("inference",)),
+        pytest.param(1, ("bf16",), ("inference",), marks=pytest.mark.exhaustive),
         pytest.param(2, ("fp32", "bf16"), ("train", "inference"), marks=pytest.mark.exhaustive),
     ],
 )
@@ -109,7 +110,7 @@ def test_the_lstm_is_not_compared_with_itself(tiny, observer) -> None:
     assert set(found.ways) == {LOOP, CELL, RESETS, LIBRARY}
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru", "slstm", "rnn_tanh"])
+@pytest.mark.parametrize("cell", ["lstm", *exhaustive("gru", "slstm"), "rnn_tanh"])
 def test_ways_with_masks(tiny, observer, cell: str) -> None:
     (found,) = records_of(tiny, observer, cells=chosen_cells([cell]), ways=WITH_MASKS)
     masks = WITH_MASKS if cell != "rnn_tanh" else WITH_MASKS[:3]  # which has no candidate

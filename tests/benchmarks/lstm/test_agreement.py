@@ -16,6 +16,7 @@ from gatewise.benchmarks.precision import LAYER_PRECISIONS
 from gatewise.cells import cell_named
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, OutputGradients
+from tests.pairwise import exhaustive
 
 CPU = torch.device("cpu")
 
@@ -76,7 +77,7 @@ def test_a_right_result_agrees(call: Call, truth: dict, precision: str) -> None:
     assert 0.2 < found.over_rival < 5
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", *exhaustive("bf16")])
 def test_an_error_in_any_tensor_is_found(call: Call, truth: dict, precision: str) -> None:
     for name in truth:
         found = judged(call, truth, lambda tensors, name=name: tensors[name].mul_(1.05), precision)

@@ -28,6 +28,7 @@ def lines_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.usefixtures("pictures_are_not_drawn")
 def test_a_run_and_its_report(tmp_path: Path) -> None:
     ran = call(*QUICK, "--plot", "pictures/lstm")
     assert ran.exit_code == 0
@@ -49,6 +50,7 @@ def test_a_run_and_its_report(tmp_path: Path) -> None:
     assert (tmp_path / "benchmarks" / "reports" / "lstm_quick.png").is_file()
 
 
+@pytest.mark.usefixtures("pictures_are_not_drawn")
 def test_a_run_of_grus_and_its_report(tmp_path: Path) -> None:
     ran = call("gru", *QUICK[1:], "--case", "tiny", "--case", "tiny_stack_ragged", "--plot", "gru")
     assert ran.exit_code == 0
@@ -78,6 +80,7 @@ def test_options_choose_the_rows_and_the_file(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("pictures_are_not_drawn")
 def test_a_picture_of_inference_alone(tmp_path: Path) -> None:
     assert call(*QUICK, "--case", "tiny", "--direction", "inference", "--plot", "lstm").exit_code == 0
     assert "Drawn in lstm.png and lstm.svg" in call(*QUICK, "--case", "tiny", "--plot", "lstm").stdout

@@ -1,6 +1,7 @@
 """A side is timed only if it learns as nn.LSTM does."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from gatewise.benchmarks.lstm import curve
 from gatewise.benchmarks.lstm.call import draw
 from gatewise.benchmarks.lstm.side import gatewise_side, rival_side
 from gatewise.benchmarks.precision import LAYER_PRECISIONS
+from tests.pairwise import each_value
 
 CPU = torch.device("cpu")
 PLAIN = LSTMCase("plain", 6, 3, 10)
@@ -28,8 +30,11 @@ def ours(case, precision="fp32", kernel="auto"):
     return gatewise_side(draw(case, CPU), LAYER_PRECISIONS[precision].dtype, kernel)
 
 
-@pytest.mark.parametrize("kernel", ["auto", "eager", "aten", "lean"])
-@pytest.mark.parametrize("case", [PLAIN, RAGGED], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("kernel", "case"),
+    each_value([*itertools.product(["auto", "eager", "aten", "lean"], [PLAIN, RAGGED])]),
+    ids=lambda own: getattr(own, "name", str(own)),
+)
 def test_kernels_learn_as_nn_lstm_does(case, kernel):
     found = findings(case, ours(case, kernel=kernel))
     assert found.agrees, str(found)

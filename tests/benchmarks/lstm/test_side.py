@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -10,13 +12,16 @@ from gatewise.benchmarks.cases import GRU, LSTM, LSTM_TINY, LSTMCase
 from gatewise.benchmarks.lstm import side as side_module
 from gatewise.benchmarks.lstm.call import draw
 from gatewise.benchmarks.lstm.side import gatewise_side, rival_side
+from tests.pairwise import each_value
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "inference"])
-@pytest.mark.parametrize("case", LSTM_TINY, ids=lambda case: case.name)
-@pytest.mark.parametrize("cell", [LSTM, GRU])
+@pytest.mark.parametrize(
+    ("training", "case", "cell"),
+    each_value([*itertools.product([True, False], LSTM_TINY, [LSTM, GRU])]),
+    ids=lambda own: getattr(own, "name", str(own)),
+)
 def test_both_sides_agree_in_float64(case: LSTMCase, training: bool, cell: str) -> None:
     call = draw(case, CPU, cell=cell)
     ours = gatewise_side(call, torch.float64, "eager").evidence(training)

@@ -67,7 +67,14 @@ def test_the_loss_is_followed_on_shorter_sizes():
     assert agreement.batches(workload, 0, 1, CPU)[0][0].shape[0] == WORKLOAD.program.time
 
 
-@pytest.mark.parametrize("workload", TINY_CASES, ids=lambda workload: workload.name)
+@pytest.mark.parametrize(
+    "workload",
+    [
+        pytest.param(each, marks=pytest.mark.exhaustive if each.name in ("bonito-tiny", "tts-tiny") else ())
+        for each in TINY_CASES
+    ],
+    ids=lambda workload: workload.name,
+)
 def test_every_model_learns(workload):
     losses = agreement.losses(workload, Way("before"), 0, 50, CPU)
     assert sum(losses[25:]) < 0.98 * sum(losses[:25])

@@ -18,6 +18,7 @@ from gatewise.benchmarks.models.record import LAYERS, STEP, ModelRecord
 from gatewise.benchmarks.models.ways import Way
 from gatewise.cli.bench import app
 from gatewise.contract.errors import ArgumentError
+from tests.pairwise import exhaustive
 
 SPEECH = next(workload for workload in TINY_CASES if workload.inference)
 
@@ -109,8 +110,9 @@ def test_a_way_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> 
     assert (after.status, after.note) == ("failed", "out of memory")
 
 
+# `make test` has a way that fails before.
 @pytest.mark.usefixtures("untrained")
-@pytest.mark.parametrize("alone", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["step", "layers"])
+@pytest.mark.parametrize("alone", exhaustive(False, True), ids=["step", "layers"])
 def test_a_way_that_fails_while_it_is_timed_leaves_the_others(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
     warmed = run._Table._warm
 

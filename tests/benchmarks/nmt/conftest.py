@@ -14,6 +14,7 @@ from gatewise.benchmarks.nmt.ways import Way
 from gatewise.benchmarks.precision import Precision
 from gatewise.benchmarks.record import Record
 from gatewise.selection.timing import Timing
+from tests.pairwise import exhaustive
 
 CPU = torch.device("cpu")
 
@@ -37,9 +38,9 @@ def rivals_once(monkeypatch: pytest.MonkeyPatch, trained_rivals: dict[object, Ri
     monkeypatch.setattr(curve, "rival", rival)
 
 
-@pytest.fixture(params=TINY_CASES, ids=lambda case: case.name)
+@pytest.fixture(params=[TINY_CASES[0], *exhaustive(*TINY_CASES[1:])], ids=lambda case: case.name)
 def case(request: pytest.FixtureRequest) -> TranslationCase:
-    """All tiny cases, without dropout, whose masks would differ between ways."""
+    """The tiny cases, without dropout, whose masks would differ between ways."""
     return dataclasses.replace(request.param, dropout=0.0)
 
 

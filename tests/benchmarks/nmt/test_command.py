@@ -28,6 +28,7 @@ def lines(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.usefixtures("pictures_are_not_drawn")
 def test_a_run_and_its_report(tmp_path: Path) -> None:
     ran = call(*QUICK, "--case", "tiny-6-5-4", "--loss", "3.9", "--plot", "trained")
     assert ran.exit_code == 0

@@ -17,6 +17,7 @@ from gatewise.benchmarks.nmt.table import TRANSLATION_PRECISIONS
 from gatewise.benchmarks.nmt.ways import PLAIN, PLANNED, Way, starting_weights, ways, with_distinct_attention
 from gatewise.benchmarks.precision import PRECISIONS
 from gatewise.contract.errors import OutOfMemoryPredicted
+from tests.pairwise import exhaustive
 from tests.processor import needs_bfloat16_autocast
 
 CPU = torch.device("cpu")
@@ -100,7 +101,9 @@ def test_a_wrong_way_turns_red_and_gets_no_speed(settings, observer, monkeypatch
     assert "more than the allowed" in wrong.note
 
 
-@pytest.mark.parametrize("weight", ["attention.weight_query", "decoder.1.weight_hh", "source_embedding.weight"])
+@pytest.mark.parametrize(
+    "weight", ["attention.weight_query", *exhaustive("decoder.1.weight_hh", "source_embedding.weight")]
+)
 def test_a_gradient_a_little_off_is_seen(settings, observer, monkeypatch, weight) -> None:
     evidence = Side.evidence
 

@@ -60,16 +60,16 @@ def skip_if_refused(kernel, device, dtype, shape):
         pytest.skip("; ".join(map(str, answer.refusals)))
 
 
-# To a CPU a shape of many units, which NumPy computes for seconds, is as any other.
-LARGE = next(shape for shape in reference.SHAPES if shape[3] > 1000)
-SMALL = [shape for shape in reference.SHAPES if shape != LARGE]
+# To a CPU shapes of many units or products, which NumPy computes for seconds, are as any other.
+LARGE = [shape for shape in reference.SHAPES if shape[3] > 250]
+SMALL = [shape for shape in reference.SHAPES if shape not in LARGE]
 
 
 @pytest.mark.parametrize(
     ("shape", "sequences", "dtype"),
     [
         *each_value(pairwise(SMALL, [True, False], [np.float64, np.float32])),
-        *exhaustive_unless([], itertools.product([LARGE], [True, False], [np.float64, np.float32])),
+        *exhaustive_unless([], itertools.product(LARGE, [True, False], [np.float64, np.float32])),
     ],
     ids=name_of,
 )
@@ -84,13 +84,19 @@ def test_dense(kernel, device, dtype, sequences, shape):
     assert_agrees(found, wanted, dtype)
 
 
-# What is sparse is multiplied before the loop, to which a shape of many units is as any other: one case of it.
-SPARSE = pairwise(SMALL, [0.9, 0.5, 0.05, 0.004], ["X", "W", "both"], [True, False])
+# What is sparse is multiplied before the loop, to which a shape of many units is as any other.
+SPARSE = [
+    *pairwise(SMALL, [0.9, 0.5, 0.05, 0.004], ["X", "W", "both"], [True, False]),
+    *itertools.product(LARGE, [0.9, 0.05], ["X", "W", "both"], [True, False]),
+]
 
 
 @pytest.mark.parametrize(
     ("shape", "density", "which", "sequences"),
-    [*each_value(SPARSE, (1, 2)), pytest.param(LARGE, 0.05, "both", True, marks=pytest.mark.exhaustive)],
+    exhaustive_unless(
+        [case.values for case in each_value([each for each in SPARSE if each[0] in SMALL], (1, 2)) if not case.marks],
+        SPARSE,
+    ),
     ids=name_of,
 )
 @pytest.mark.parametrize("device", DEVICES)
@@ -109,12 +115,14 @@ def test_sparse_of_scipy(device, which, density, sequences, shape):
 
 @pytest.mark.parametrize(
     ("which", "density", "shape", "layout", "sequences"),
-    pairwise(
-        ["X", "W", "both"],
-        [0.5, 0.05, 0.004],
-        [(20, 13, 50, 10), (12, 17, 15, 26), (1, 3, 5, 1)],
-        [torch.sparse_csr, torch.sparse_coo],
-        [True, False],
+    each_value(
+        pairwise(
+            ["X", "W", "both"],
+            [0.5, 0.05, 0.004],
+            [(20, 13, 50, 10), (12, 17, 15, 26), (1, 3, 5, 1)],
+            [torch.sparse_csr, torch.sparse_coo],
+            [True, False],
+        )
     ),
     ids=name_of,
 )

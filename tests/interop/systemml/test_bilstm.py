@@ -1,5 +1,6 @@
 """Both directions in SystemDS' layout, against two passes of the NumPy reference."""
 
+import itertools
 import warnings
 
 import numpy as np
@@ -8,10 +9,9 @@ import reference_lstm as reference
 import torch
 
 from gatewise.interop import systemml
+from tests.pairwise import each_value
 
-SHAPES = pytest.mark.parametrize(
-    "shape", [(1, 1, 1, 1), (20, 13, 50, 10), (12, 17, 15, 26), (1, 3, 5, 1), (64, 2, 2, 2)]
-)
+SHAPES = [(1, 1, 1, 1), (20, 13, 50, 10), (12, 17, 15, 26), (1, 3, 5, 1), (64, 2, 2, 2)]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -37,10 +37,11 @@ def expected(one, other, sequences, dout, dc):
     return out, np.hstack([c, c_r]), dX, forward[1], reverse[1], forward[2], reverse[2], *states
 
 
-@SHAPES
-@pytest.mark.parametrize("sequences", [True, False], ids=["sequences", "last"])
-@pytest.mark.parametrize("density", [1.0, 0.004])
-@pytest.mark.parametrize("kernel", ["auto", "eager", "aten"])
+@pytest.mark.parametrize(
+    ("shape", "sequences", "density", "kernel"),
+    each_value([*itertools.product(SHAPES, [True, False], [1.0, 0.004], ["auto", "eager", "aten"])]),
+    ids=str,
+)
 @pytest.mark.parametrize("device", DEVICES)
 def test_both_directions(device, kernel, density, sequences, shape):
     one = reference.problem(shape, sequences, density_x=density)

@@ -1,5 +1,6 @@
 """The state: the time that it saves, its conditions of use, and errors."""
 
+import itertools
 import warnings
 
 import numpy as np
@@ -12,6 +13,7 @@ from gatewise.contract.errors import ArgumentError, CheckpointError, DtypeError,
 from gatewise.functional import RepeatedForwardWarning
 from gatewise.interop import systemml
 from gatewise.selection.admit import kernel_named
+from tests.pairwise import each_value
 
 SHAPE = (6, 5, 4, 3)
 ON_CPU = ["eager", "aten"]
@@ -243,9 +245,11 @@ def test_a_state_of_another_problem_is_refused(problem, sequences):
         systemml.bilstm_backward(*inputs, sequences, None, None, state)
 
 
-@pytest.mark.parametrize("name", ["X", "W", "b", "out0", "c0"])
-@pytest.mark.parametrize("density", [1.0, 0.05])
-@pytest.mark.parametrize("restored", [False, True])
+@pytest.mark.parametrize(
+    ("name", "density", "restored"),
+    each_value([*itertools.product(["X", "W", "b", "out0", "c0"], [1.0, 0.05], [False, True])]),
+    ids=str,
+)
 def test_a_state_of_other_values_is_refused(sequences, name, density, restored, tmp_path):
     problem = reference.problem(SHAPE, sequences, density_x=density)
     inputs = list(problem.inputs)

@@ -1,5 +1,6 @@
 """Products over many tokens lack no terms, and the products into which they are split add up to them."""
 
+import itertools
 import random
 
 import pytest
@@ -11,6 +12,7 @@ from gatewise.kernels import ALL
 from gatewise.kernels.cuda import deep_products
 from gatewise.kernels.cuda.deep_products import depths
 from tests.kernels.persistent.emulation import assert_agrees, emulate
+from tests.pairwise import each_value
 
 MULTIPROCESSORS = 132
 
@@ -97,15 +99,21 @@ def test_the_parts_add_up_to_the_product(monkeypatch):
     close(batch, 2 * left, right)
 
 
-@pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"hidden_size": 8, "bidirectional": True},
-        {"num_layers": 2, "bidirectional": True, "layout": Layout.HOST_LENGTHS},
-        {"time": 1},
-    ],
+    ("lean", "options"),
+    each_value(
+        [
+            *itertools.product(
+                [False, True],
+                [
+                    {},
+                    {"hidden_size": 8, "bidirectional": True},
+                    {"num_layers": 2, "bidirectional": True, "layout": Layout.HOST_LENGTHS},
+                    {"time": 1},
+                ],
+            )
+        ]
+    ),
     ids=str,
 )
 def test_gradients_agree_when_every_product_is_split(monkeypatch, options, lean):

@@ -98,6 +98,8 @@ def test_autograd_of_the_differentiable_pass_gives_the_kernels_gradients(layout)
         torch.testing.assert_close(mine, theirs)
 
 
+# In `make test` derivatives of second order are checked in test_unroll.py and tests/functional/test_autograd.py.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "layout",
     [pytest.param(Layout.DENSE, marks=pytest.mark.exhaustive), Layout.HOST_LENGTHS],

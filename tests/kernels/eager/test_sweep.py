@@ -1,5 +1,6 @@
 """Cells that combine hidden units or have several states: the generated steps and their gradients against autograd."""
 
+import itertools
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ from tests.kernels.eager.test_unroll import (
     outputs_of,
     resets_of,
 )
+from tests.pairwise import each_value, one_in
 
 LAYER_NORM = [LayerNormLSTM.of(form) for form in cells.layer_norm_lstm.FORMS]
 SHIPPED = [cell for cell in cells.SHIPPED if is_swept(cell)]
@@ -78,7 +80,7 @@ def assert_gradients_agree(cell, seed, masked=None):
     assert_all_close(found, expected)
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=repr)
+@pytest.mark.parametrize("cell", one_in(3, CELLS), ids=repr)
 def test_steps_and_gradients_agree_with_autograd(cell):
     assert is_swept(cell)
     for seed in range(4):
@@ -99,9 +101,16 @@ def test_steps_and_gradients_of_random_cells_agree_with_autograd(chunk):
 
 
 @pytest.mark.parametrize(
-    "cell", [cells.SLSTM(), LayerNormLSTM(), LayerNormLSTM.of("icefall"), LayerNormGRU()], ids=repr
+    ("cell", "zoned"),
+    each_value(
+        [
+            *itertools.product(
+                [cells.SLSTM(), LayerNormLSTM(), LayerNormLSTM.of("icefall"), LayerNormGRU()], [False, True]
+            )
+        ]
+    ),
+    ids=repr,
 )
-@pytest.mark.parametrize("zoned", [False, True])
 def test_masks_of_a_regularised_cell(cell, zoned):
     # Keeping n of an sLSTM without m brings it near zero, by which the step divides.
     rates = [0.3, 0.2 * (len(cell.states) == 1)] if zoned else []
@@ -128,7 +137,7 @@ def test_gradients_in_lower_precision_agree_with_autograd_in_it(cell, dtype):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=scale * torch.finfo(dtype).eps * 32)
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=repr)
+@pytest.mark.parametrize("cell", one_in(3, CELLS), ids=repr)
 def test_autograd_records_the_layer_as_one_operation(cell):
     layer = gatewise.Recurrent(cell, 3, 4, kernel="eager")
     y, _ = layer(torch.randn(100, 1, 3))  # autograd would take longer for so many steps

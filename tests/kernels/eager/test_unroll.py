@@ -13,6 +13,7 @@ from gatewise.derivation.pointwise import pointwise_of
 from gatewise.derivation.trace import traced
 from gatewise.kernels.eager import adjoint, blocks, unroll
 from tests.derivation.statements import ALL, LIBRARY, name
+from tests.pairwise import exhaustive
 
 MODULES = {LSTM(): torch.nn.LSTM, GRU(): torch.nn.GRU}
 
@@ -134,7 +135,7 @@ def test_autograd_of_the_forward_pass_agrees_with_the_backward_pass(drawn, seed_
     assert_all_close(found, expected)
 
 
-@pytest.mark.parametrize("lengths", [None, [2, 3, 0]], ids=["dense", "lengths"])
+@pytest.mark.parametrize("lengths", [*exhaustive(None), [2, 3, 0]], ids=["dense", "lengths"])
 @pytest.mark.parametrize(("cell", "proj_size", "reverse"), [(LSTM(), 1, True), (LSTM(), 0, False), (GRU(), 0, True)])
 def test_numerical_first_and_second_derivatives(cell, lengths, reverse, proj_size):
     generator = torch.Generator().manual_seed(1)

@@ -26,6 +26,7 @@ from gatewise.kernels.persistent.sizes import layer_pairs
 from gatewise.selection import admit
 from gatewise.selection.choose import decide
 from tests.kernels.persistent.emulation import emulate, without_loops
+from tests.pairwise import each_value
 
 H200 = Device.named("h200")
 MASKED = Regularised(LSTM(), 0.3, (0.1, 0.2), 0.25)
@@ -130,8 +131,9 @@ def test_one_more_kept_tensor_is_predicted(monkeypatch):
     assert [spec.shape for spec in one_by_one].count((1024, 256)) == 3
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=NAMES)
-@pytest.mark.parametrize("device", ["a100", "l4", "b200"])
+@pytest.mark.parametrize(
+    ("problem", "device"), each_value([*itertools.product(PROBLEMS, ["a100", "l4", "b200"])]), ids=str
+)
 def test_needs_neither_a_gpu_nor_a_compiler(monkeypatch, problem, device):
     def refused(*given):
         raise AssertionError("nothing may be compiled or launched")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -14,6 +15,7 @@ from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent import persistent
 from gatewise.kernels.persistent.launches.builds import launches_of
 from gatewise.selection.admit import verdict
+from tests.pairwise import each_value
 
 DEVICES = ["h200", "a100"]
 SHAPES = [(35, 20, 1500, 2), (35, 128, 1500, 2), (50, 256, 512, 1), (10, 64, 2048, 1), (5, 3, 31, 3), (50, 128, 512, 2)]
@@ -31,9 +33,9 @@ def blocks_of(problem, device):
     return {launch.tiling.backward: math.prod(launch.shape.grid) for launch in launches_of(problem, device)}
 
 
-@pytest.mark.parametrize("number", NUMBERS, ids=["bf16", "tf32", "fp32"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize(
+    ("number", "shape", "name"), each_value([*itertools.product(NUMBERS, SHAPES, DEVICES)]), ids=str
+)
 def test_backward_passes_leave_multiprocessors_free_or_need_all(name, shape, number):
     device = Device.named(name).replace(compiles=True)
     whole = problem_of(shape, *number)

@@ -26,7 +26,7 @@ from tests.kernels.persistent.half_factors import (
     worst_column,
 )
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
-from tests.pairwise import each_value, every_pair, exhaustive_unless, pairwise
+from tests.pairwise import each_value, every_pair, exhaustive, exhaustive_unless, pairwise
 
 DEVICE = Device.named("a100").replace(multiprocessors=6)  # as in test_sources_on_cpu
 H200 = Device.named("h200")
@@ -55,7 +55,7 @@ SOURCES_AND_MACROS = [
 @pytest.mark.parametrize(
     ("architecture", "source"),
     exhaustive_unless(
-        [*zip(itertools.cycle(ARCHITECTURES), SOURCES_AND_MACROS[::2], strict=False)],
+        [*zip(itertools.cycle(ARCHITECTURES), SOURCES_AND_MACROS[::4], strict=False)],
         itertools.product(ARCHITECTURES, SOURCES_AND_MACROS),
     ),
     ids=str,
@@ -91,14 +91,17 @@ def sources(monkeypatch):
         pytest.param({}, marks=pytest.mark.exhaustive),
         pytest.param({"bidirectional": True, "num_layers": 2, **RAGGED}, marks=pytest.mark.exhaustive),
         {"bidirectional": True, "resets": True, **RAGGED},
-        {"bidirectional": True, "hidden_size": 13, "input_size": 31, "cell": GRU(), "bias": False},
+        pytest.param(
+            {"bidirectional": True, "hidden_size": 13, "input_size": 31, "cell": GRU(), "bias": False},
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param({"hidden_size": 16, "cell": GRU()}, marks=pytest.mark.exhaustive),
-        {"bidirectional": True, "proj_size": 3, **RAGGED},
+        pytest.param({"bidirectional": True, "proj_size": 3, **RAGGED}, marks=pytest.mark.exhaustive),
         pytest.param({"input_size": 50}, marks=pytest.mark.exhaustive),
         pytest.param({"bidirectional": True, "input_size": 40}, marks=pytest.mark.exhaustive),
         pytest.param({"bidirectional": True, "input_size": 24, "traced": True}, marks=pytest.mark.exhaustive),
         pytest.param({"cell": Regularised(LSTM(), 0.3, (0.1, 0.2), 0.25)}, marks=pytest.mark.exhaustive),
-        {"time": 1},
+        pytest.param({"time": 1}, marks=pytest.mark.exhaustive),
     ],
     ids=str,
 )
@@ -145,8 +148,7 @@ def test_initial_states_of_any_size(sources, size):
         {},
         {"bidirectional": True, "num_layers": 2, **RAGGED},
         pytest.param({"bidirectional": True, "resets": True, **RAGGED}, marks=pytest.mark.exhaustive),
-        {"hidden_size": 13, "input_size": 31, "cell": GRU()},
-        {"input_size": 60},
+        *exhaustive({"hidden_size": 13, "input_size": 31, "cell": GRU()}, {"input_size": 60}),
     ],
     ids=str,
 )

@@ -61,7 +61,7 @@ def _take(monkeypatch, forward, backward):
 
 @pytest.mark.parametrize(
     ("options", "placed", "cell", "passes"),
-    each_value(pairwise(KINDS, [("kept", False), ("kept", True), ("overwritten", False)], FUSED, [*IN_PAIRS])),
+    each_value(pairwise(KINDS, [("kept", False), ("kept", True), ("overwritten", False)], FUSED, [*IN_PAIRS]), most=5),
     ids=str,
 )
 def test_agrees_with_the_oracle_launched_and_replayed(request, options, placed, cell, passes, launched, monkeypatch):

@@ -27,7 +27,7 @@ SOURCES_AND_MACROS = [
 
 # No source asks for an architecture.
 @pytest.mark.parametrize(
-    ("architecture", "source"), each_value([*itertools.product(ARCHITECTURES, SOURCES_AND_MACROS)]), ids=str
+    ("architecture", "source"), each_value([*itertools.product(ARCHITECTURES, SOURCES_AND_MACROS)], most=3), ids=str
 )
 def test_compiles_without_spills(architecture, source):
     pytest.importorskip("cuda.core")

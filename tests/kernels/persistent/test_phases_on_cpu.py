@@ -49,7 +49,7 @@ def run(monkeypatch, capfd, folder, cell, left_out=()):
     ("cell", "passes", "most"),
     [
         pytest.param(LSTM(), ("forward", "backward"), 0, marks=pytest.mark.exhaustive),  # without some marks below
-        (Regularised(LSTM(), zoneout=(0.1, 0.1)), ("forward", "backward"), 0),
+        pytest.param(Regularised(LSTM(), zoneout=(0.1, 0.1)), ("forward", "backward"), 0, marks=pytest.mark.exhaustive),
         (LayerNormLSTM(), ("row_forward", "row_backward"), 0),
         pytest.param(LayerNormLSTM(), ("row_forward", "row_backward"), 1 << 20, marks=pytest.mark.exhaustive),
     ],
@@ -95,6 +95,8 @@ def test_a_source_that_has_changed_is_refused(monkeypatch, tmp_path):
         counting_sources(tmp_path)
 
 
+# `make test` counts every phase of the rows' passes above.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=() if way == "lstm" else pytest.mark.exhaustive) for way in rows.WAYS]
 )

@@ -23,7 +23,7 @@ from gatewise.kernels.persistent.sizes.memory import copies_states, is_laid_out,
 from tests.calls import profile
 from tests.kernels.cell_code import FUSED
 from tests.kernels.persistent.emulation import Addresses, Recording, assert_agrees, by_row, emulate, without_loops
-from tests.pairwise import each_value, pairwise
+from tests.pairwise import each_value, one_in, pairwise
 
 H200 = Device.named("h200")
 PROBLEM = Problem(4, 3, 6, 5, dtype=torch.float64, needs_grad=True)
@@ -52,7 +52,7 @@ def replays(name, problem, by_row=False, needs=None):
 
 
 @pytest.mark.parametrize(
-    ("options", "by_row", "cell"), each_value(pairwise([*KINDS, PACKED], [False, True], FUSED)), ids=str
+    ("options", "by_row", "cell"), each_value(pairwise([*KINDS, PACKED], [False, True], FUSED), most=5), ids=str
 )
 def test_agrees_with_the_oracle_launched_and_replayed(options, by_row, cell):
     problem = PROBLEM.replace(cell=cell, **options)
@@ -107,7 +107,7 @@ def test_states_are_copied_where_a_product_would_take_longer():
     assert copies_states(wide.replace(batch=12800, time=1))
 
 
-@pytest.mark.parametrize("options", [*KINDS, PACKED], ids=str)
+@pytest.mark.parametrize("options", one_in(3, [*KINDS, PACKED]), ids=str)
 def test_agrees_with_the_oracle_where_gradients_take_the_place_of_gates(overwritten, options):
     problem = PROBLEM.replace(**options)
     assert_agrees(problem)
@@ -234,7 +234,7 @@ def test_what_comes_back_is_replayed_and_nothing_else(monkeypatch):
 
 @pytest.mark.parametrize(
     ("options", "rows_first"),
-    each_value(pairwise([*KINDS, {"resets": True}, {"lean": True, "num_layers": 2}], [False, True])),
+    each_value(pairwise([*KINDS, {"resets": True}, {"lean": True, "num_layers": 2}], [False, True]), most=4),
     ids=str,
 )
 def test_calls_whose_small_tensors_move_are_replayed(monkeypatch, options, rows_first):

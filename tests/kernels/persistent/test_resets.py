@@ -42,7 +42,9 @@ def emulated(monkeypatch):
     emulate(monkeypatch)
 
 
-@pytest.mark.parametrize(("options", "by_row", "cell"), each_value(pairwise(KINDS, [False, True], FUSED)), ids=str)
+@pytest.mark.parametrize(
+    ("options", "by_row", "cell"), each_value(pairwise(KINDS, [False, True], FUSED), most=4), ids=str
+)
 def test_single_layers(options, by_row, cell):
     assert_agrees(PROBLEM.replace(cell=cell, **options), rows_first=by_row)
 
@@ -52,7 +54,8 @@ def test_single_layers(options, by_row, cell):
     each_value(
         pairwise(
             [kind for kind in KINDS if "num_layers" in kind and "bidirectional" not in kind], ["kept", "over"], FUSED
-        )
+        ),
+        most=3,
     ),
     ids=str,
 )
@@ -65,7 +68,7 @@ def test_layers_in_pairs(request, monkeypatch, options, gates, cell):
 
 @pytest.mark.parametrize(
     ("options", "count", "gates", "cell"),
-    each_value(pairwise(KINDS, COUNTS, ["made again", "over"], FUSED)),
+    each_value(pairwise(KINDS, COUNTS, ["made again", "over"], FUSED), most=4),
     ids=str,
 )
 def test_in_little_memory(request, cut, options, count, gates, cell):

@@ -14,6 +14,7 @@ from gatewise.kernels.persistent.schedules import row_cell
 from gatewise.kernels.persistent.sizes import exactness, tiling_choice
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
+from tests.pairwise import exhaustive
 
 DEVICE = Device.named("a100").replace(multiprocessors=8)  # no clusters
 WITH_CLUSTERS = Device.named("h200").replace(multiprocessors=16)
@@ -55,7 +56,7 @@ def test_cells(sources, cell):
 
 
 # In bfloat16 in clusters, too.
-@pytest.mark.parametrize("numbers", ["TF32", "float16", pytest.param("bfloat16", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("numbers", ["float16", *exhaustive("TF32", "bfloat16")])
 def test_number_formats(monkeypatch, sources, numbers):
     changes, tolerance = NUMBERS[numbers]
     for limit in ("_UNROUNDED_HIDDEN", "_SMALL_HIDDEN"):  # so that small layers round, too
@@ -67,9 +68,9 @@ def test_number_formats(monkeypatch, sources, numbers):
     ("cell", "options"),
     [
         (LayerNormLSTM(), {"bidirectional": True, "num_layers": 2, "hidden_size": 13, **RAGGED}),
-        (LayerNormGRU(), {"bidirectional": True, "resets": True, **RAGGED}),
+        pytest.param(LayerNormGRU(), {"bidirectional": True, "resets": True, **RAGGED}, marks=pytest.mark.exhaustive),
         (SLSTM(), {"bidirectional": True, "bias": False, "resets": True}),
-        (PeepholeLSTM(), {"batch": 1, "time": 9, "resets": True}),
+        pytest.param(PeepholeLSTM(), {"batch": 1, "time": 9, "resets": True}, marks=pytest.mark.exhaustive),
         (LayerNormLSTM(), {"bidirectional": True, "time": 1, "hidden_size": 13, **RAGGED}),  # compiled for the first
         pytest.param(LayerNormLSTM.of("icefall"), {"time": 1}, marks=pytest.mark.exhaustive),
         (LayerNormLSTM.of("returnn_joined"), {"needs_grad": False}),
@@ -105,7 +106,9 @@ def in_clusters(monkeypatch, cut_where):
     ("cell", "split", "options"),
     [
         (LayerNormLSTM(), 2, {"bidirectional": True, "resets": True, **RAGGED}),
-        (LayerNormLSTM.of("tensorflow1", hidden=True), 4, {"dtype": torch.bfloat16}),
+        pytest.param(
+            *(LayerNormLSTM.of("tensorflow1", hidden=True), 4, {"dtype": torch.bfloat16}), marks=pytest.mark.exhaustive
+        ),
         pytest.param(LayerNormLSTM(), 2, {"batch": 40, "time": 3}, marks=pytest.mark.exhaustive),
         (SLSTM(), 2, {}),
     ],

@@ -1,5 +1,7 @@
 """Cuts of a sequence for the lean passes."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -10,13 +12,13 @@ from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes import memory
 from gatewise.kernels.persistent.sizes.memory import lean_cut, lean_forward_pieces
 from gatewise.kernels.persistent.sizes.segments import Segment, evenly, in_order, mirrored, parted, visited_together
+from tests.pairwise import each_value
 
 TIMES = [1, 2, 3, 4, 5, 7, 31, 100, 191, 320, 321, 500, 1000, 70_001]
 COUNTS = [1, 2, 3, 4, 5, 15]
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("time", TIMES)
+@pytest.mark.parametrize(("count", "time"), each_value([*itertools.product(COUNTS, TIMES)]), ids=str)
 def test_every_step_is_in_one_segment(time, count):
     pieces = evenly(time, count)
     assert sum(pieces) == time
@@ -26,8 +28,7 @@ def test_every_step_is_in_one_segment(time, count):
         assert [step for own in segments for step in range(own.start, own.stop)] == list(range(time))
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("time", TIMES)
+@pytest.mark.parametrize(("count", "time"), each_value([*itertools.product(COUNTS, TIMES)]), ids=str)
 def test_both_directions_cut_in_the_same_places(time, count):
     pieces = evenly(time, count)
     assert pieces == pieces[::-1]

@@ -14,6 +14,7 @@ from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes import exactness, tiling_choice
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 from tests.kernels.persistent.test_sources_on_cpu import check
+from tests.pairwise import exhaustive
 
 DEVICE = Device.named("h200").replace(multiprocessors=24)
 RAGGED = {"layout": Layout.DEVICE_LENGTHS}
@@ -51,14 +52,14 @@ def cut(monkeypatch, cut_where):
 @pytest.mark.parametrize(
     ("split", "buffers", "options"),
     [
-        (2, 1, {**TF32, "hidden_size": 64, "batch": 20}),
+        pytest.param(2, 1, {**TF32, "hidden_size": 64, "batch": 20}, marks=pytest.mark.exhaustive),
         (2, 2, {**TF32, "bidirectional": True, "resets": True}),
         (2, 1, {**TF32, "hidden_size": 42, "cell": GRU(), **RAGGED}),
         pytest.param(
             *(2, 2, {**TF32, "hidden_size": 61, "cell": RNN("relu"), "batch": 3}), marks=pytest.mark.exhaustive
         ),
         (1, 1, {"hidden_size": 40, "resets": True, **RAGGED}),
-        (1, 1, {"dtype": torch.float16, "hidden_size": 72}),
+        pytest.param(1, 1, {"dtype": torch.float16, "hidden_size": 72}, marks=pytest.mark.exhaustive),
         pytest.param(1, 1, {**TF32, "hidden_size": 33, "bidirectional": True}, marks=pytest.mark.exhaustive),
         pytest.param(1, 1, {"hidden_size": 40, "num_layers": 2}, marks=pytest.mark.exhaustive),
     ],
@@ -72,7 +73,7 @@ def test_values_and_gradients(cut, split, buffers, options):
     assert macros["forward.cu"]["BUFFERS"] == macros["backward.cu"]["BUFFERS"] == buffers
 
 
-@pytest.mark.parametrize("slow", [0, pytest.param(1, marks=pytest.mark.exhaustive), 3])
+@pytest.mark.parametrize("slow", [0, *exhaustive(1, 3)])
 def test_a_slow_block_of_a_cluster_is_waited_for(cut, slow):
     sources = cut(2, 1)
     sources.slow = slow

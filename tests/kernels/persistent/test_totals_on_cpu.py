@@ -47,7 +47,7 @@ def cut_of(problem, device, *, backward=True):
     [
         (LayerNormLSTM(), {"bidirectional": True, "resets": True, **RAGGED}),
         pytest.param(LayerNormGRU(), {"bidirectional": True, **RAGGED}, marks=pytest.mark.exhaustive),
-        (LayerNormLSTM.of("tensorflow1"), {"batch": 1}),
+        pytest.param(LayerNormLSTM.of("tensorflow1"), {"batch": 1}, marks=pytest.mark.exhaustive),
         pytest.param(PeepholeLSTM(), {}, marks=pytest.mark.exhaustive),  # without statistics there are no totals
     ],
     ids=named,
@@ -68,6 +68,8 @@ def test_number_formats(monkeypatch, sources, numbers):
     check(sources, LAYER_NORM.replace(hidden_size=13, **changes), tolerance)
 
 
+# `make test` has groups in turn without totals: test_rows_on_cpu.py.
+@pytest.mark.exhaustive
 def test_groups_of_rows_in_turn(monkeypatch, most_bytes):
     most_bytes(0)
     two = DEVICE.replace(multiprocessors=2)

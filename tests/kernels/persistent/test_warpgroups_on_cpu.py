@@ -52,9 +52,13 @@ def by_warpgroups(monkeypatch):
         (24, {"hidden_size": 72, "dtype": torch.float16, "resets": True}),
         pytest.param(24, {"hidden_size": 66, "batch": 30, "cell": GRU(), **RAGGED}, marks=pytest.mark.exhaustive),
         (32, {"hidden_size": 33, "batch": 40, "bidirectional": True, **RAGGED}),
-        (48, {"hidden_size": 136, "batch": 50, "time": 2, "cell": RNN("relu")}),
+        pytest.param(
+            *(48, {"hidden_size": 136, "batch": 50, "time": 2, "cell": RNN("relu")}), marks=pytest.mark.exhaustive
+        ),
         pytest.param(64, {"hidden_size": 40, "batch": 150, "time": 3}, marks=pytest.mark.exhaustive),
-        (64, {"hidden_size": 40, "batch": 70, "time": 3, "resets": True, **RAGGED}),
+        pytest.param(
+            *(64, {"hidden_size": 40, "batch": 70, "time": 3, "resets": True, **RAGGED}), marks=pytest.mark.exhaustive
+        ),
     ],
     ids=str,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from gatewise.contract.saved import Needs
 from gatewise.kernels.eager import eager
 from gatewise.kernels.stepwise import stepwise
 from gatewise.kernels.stepwise.padding import Padding, padded
+from tests.pairwise import each_value
 
 CELLS = [LSTM(), GRU(), RNN("relu"), CoupledLSTM(), MGU()]
 H200 = Device.named("h200")
@@ -37,8 +39,9 @@ def tensors(result, gradients):
     return *result[:3], gradients.x, gradients.h0, gradients.c0, *gradients.weights
 
 
-@pytest.mark.parametrize("cell", [*CELLS, Restless()], ids=repr)
-@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(
+    ("cell", "bidirectional"), each_value([*itertools.product([*CELLS, Restless()], [False, True])]), ids=repr
+)
 def test_the_wider_problem_has_the_same_results(cell, bidirectional):
     problem = ODD.replace(cell=cell, bidirectional=bidirectional, num_layers=2, dropout=0.3)
     wide = padded(problem, H200)
@@ -57,9 +60,11 @@ def test_the_wider_problem_has_the_same_results(cell, bidirectional):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
-@pytest.mark.parametrize("name", ["x", "h0", "c0"])
-@pytest.mark.parametrize("cell", [LSTM(), GRU()], ids=repr)
+@pytest.mark.parametrize(
+    ("value", "name", "cell"),
+    each_value([*itertools.product([torch.inf, -torch.inf, torch.nan], ["x", "h0", "c0"], [LSTM(), GRU()])]),
+    ids=repr,
+)
 def test_values_that_are_not_finite_have_the_same_results(cell, name, value):
     problem = ODD.replace(cell=cell, needs_grad=False)
     wide = padded(problem, H200)

@@ -11,7 +11,7 @@ from tests.kernels.stepwise.test_passes_on_cpu import Unrefused
 
 # The C++ compiler takes a second for each cell. The code of the cells alone, without the passes, is compiled for many
 # more in tests/derivation.
-FEW, MANY = 4, 40
+FEW, MANY = 2, 40
 
 PROBLEMS = [
     Problem(4, 3, 3, 5, num_layers=2),

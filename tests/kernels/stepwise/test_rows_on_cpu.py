@@ -69,7 +69,7 @@ PAIRS = [
     for case, cell in pairwise(PLAIN, CELLS)
     if case.shape.hidden_size == 31 or cell == LayerNormLSTM(hidden=True)
 ]
-USUAL = each_value([(case, cell) for case, cell in PAIRS if case.name not in SIMPLER])
+USUAL = each_value([(case, cell) for case, cell in PAIRS if case.name not in SIMPLER], most=6)
 OTHERS = [pytest.param(*pair, marks=pytest.mark.exhaustive) for pair in PAIRS if pair[0].name in SIMPLER]
 MASKED_CASES = [*zip([ENCODER, RAGGED] * 2, MASKED, strict=True)]
 TURNED = ProductLayout(transposed_forward=True, transposed_backward=True)
@@ -90,7 +90,7 @@ def assert_agrees(problem, on_cpu, layout):
 
 
 @pytest.mark.usefixtures("budgets_once")
-@pytest.mark.parametrize(("shape", "cell"), exhaustive_unless(MASKED_CASES[1:3], MASKED_CASES), ids=str)
+@pytest.mark.parametrize(("shape", "cell"), exhaustive_unless(MASKED_CASES[1:2], MASKED_CASES), ids=str)
 def test_masks_agree_with_the_oracle(cell, shape, on_cpu):
     assert_agrees(shape.replace(cell=cell), on_cpu, dataclasses.replace(TURNED, split_k=len(cell.gates)))
 

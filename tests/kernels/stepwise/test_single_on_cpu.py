@@ -19,7 +19,7 @@ from gatewise.kernels.stepwise.products import state_dtype
 from gatewise.kernels.stepwise.single_criteria import CRITERIA, is_single_call, refusals_of
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 from tests.nn.test_stream import Erf, Momentum
-from tests.pairwise import each_value, pairwise
+from tests.pairwise import each_value, exhaustive, pairwise
 
 T = 3
 H200 = Device.named("h200")
@@ -64,7 +64,7 @@ def steps_of(problem, inputs):
 
 @pytest.mark.parametrize(
     ("cell", "dtype", "batch", "layers", "bias", "sizes"),
-    each_value(pairwise(CELLS, DTYPES, (1, 2, 3, 5, 8), (1, 2), (True, False), SIZES)),
+    each_value(pairwise(CELLS, DTYPES, (1, 2, 3, 5, 8), (1, 2), (True, False), SIZES), most=4),
     ids=str,
 )
 def test_steps_agree_with_the_oracle(cell, dtype, batch, layers, bias, sizes, launched):
@@ -82,7 +82,7 @@ def test_steps_agree_with_the_oracle(cell, dtype, batch, layers, bias, sizes, la
 
 @pytest.mark.parametrize(
     ("cell", "dtype", "batch", "layers", "bias", "sizes"),
-    each_value(pairwise(CELLS, DTYPES, (1, 2, 3, 5, 8), (1, 2, 3), (True, False), SIZES)),
+    each_value(pairwise(CELLS, DTYPES, (1, 2, 3, 5, 8), (1, 2, 3), (True, False), SIZES), most=4),
     ids=str,
 )
 def test_calls_of_one_step_agree_with_the_oracle(cell, dtype, batch, layers, bias, sizes, launched):
@@ -106,7 +106,9 @@ TILED_SIZES = ((8, 8), (40, 24), (16, 72), (296, 16))
 
 @pytest.mark.parametrize(
     ("cell", "dtype", "batch", "layers", "bias", "sizes"),
-    each_value(pairwise(CELLS, (torch.bfloat16, torch.float16), (1, 8, 9, 16, 33), (1, 2), (True, False), TILED_SIZES)),
+    each_value(
+        pairwise(CELLS, (torch.bfloat16, torch.float16), (1, 8, 9, 16, 33), (1, 2), (True, False), TILED_SIZES), most=4
+    ),
     ids=str,
 )
 def test_tensor_cores_compute_calls_and_steps_of_more_sequences(cell, dtype, batch, layers, bias, sizes, launched):
@@ -150,7 +152,7 @@ def test_cells_with_many_sums_agree_with_the_oracle(sums, batch, launched):
 
 
 @pytest.mark.usefixtures("launched")
-@pytest.mark.parametrize("cell", [LSTM(), GRU(), Averaged(LSTM(), (0.0, 0.3))], ids=repr)
+@pytest.mark.parametrize("cell", [LSTM(), *exhaustive(GRU(), Averaged(LSTM(), (0.0, 0.3)))], ids=repr)
 def test_a_call_equals_a_step_of_a_stream(cell):
     problem, inputs = call(cell, torch.float32, 3, 2, True, (8, 16))
     steps = steps_of(problem, inputs)

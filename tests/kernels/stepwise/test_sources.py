@@ -31,7 +31,7 @@ def compiled(name, architecture, dtype, layout, width, table=0, cell=LSTM(), res
 # The sources depend on the architecture only through whether it is 9.0 or later, and on the dtype only in conversions.
 @pytest.mark.parametrize(
     ("name", "architecture", "dtype", "cell"),
-    each_value(pairwise(["forward", "backward", "projection"], ARCHITECTURES, [*NUMBERS], FUSED)),
+    each_value(pairwise(["forward", "backward", "projection"], ARCHITECTURES, [*NUMBERS], FUSED), most=3),
     ids=str,
 )
 def test_compiles(name, architecture, dtype, cell):
@@ -59,7 +59,7 @@ def test_layouts_and_widths_are_compiled_separately():
 @pytest.mark.parametrize(
     ("name", "table", "dtype", "cell"),
     [
-        *each_value(pairwise(["forward", "backward"], [0, 1], [*NUMBERS], FUSED[:2]), (0, 1)),
+        *each_value(pairwise(["forward", "backward"], [0, 1], [*NUMBERS], FUSED[:2]), (0, 1), most=3),
         *(
             pytest.param(*case, marks=pytest.mark.exhaustive)
             for case in pairwise(["forward", "backward"], [0, 1], [*NUMBERS], FUSED[2:])
@@ -76,7 +76,7 @@ def test_resets_are_compiled_separately(name, table, dtype, cell):
 
 @pytest.mark.parametrize(
     ("name", "architecture", "dtype", "cell", "table"),
-    each_value(pairwise(["row_forward", "row_backward"], ARCHITECTURES, [*NUMBERS], [*ROWS, *MASKED], [0, 1])),
+    each_value(pairwise(["row_forward", "row_backward"], ARCHITECTURES, [*NUMBERS], [*ROWS, *MASKED], [0, 1]), most=3),
     ids=str,
 )
 def test_rows_compile(name, architecture, dtype, cell, table):
@@ -91,7 +91,8 @@ def test_rows_compile(name, architecture, dtype, cell, table):
 @pytest.mark.parametrize(
     ("architecture", "dtype", "cell", "rows", "warps", "narrow"),
     each_value(
-        pairwise(ARCHITECTURES, [*NUMBERS], [*filter(is_pointwise, SHIPPED)], (1, 2, 4, 8), (1, 2, 4), (False, True))
+        pairwise(ARCHITECTURES, [*NUMBERS], [*filter(is_pointwise, SHIPPED)], (1, 2, 4, 8), (1, 2, 4), (False, True)),
+        most=4,
     ),
     ids=str,
 )
@@ -115,7 +116,8 @@ def test_single_steps_compile(architecture, dtype, cell, rows, warps, narrow):
             (LSTM(), GRU(), RNN("relu"), SLSTM()),
             (8, 16, 32, 64),
             (1, 8),
-        )
+        ),
+        most=2,
     ),
     ids=str,
 )

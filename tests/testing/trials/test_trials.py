@@ -26,11 +26,11 @@ from gatewise.testing.trials.session import Tally, run_session
 from gatewise.testing.trials.setting import program_of
 from gatewise.testing.trials.tensors import make
 from gatewise.testing.trials.times import PARTS
-from tests.pairwise import each_value, pairwise
+from tests.pairwise import each_value, exhaustive, pairwise
 from tests.programs import processes_that_start_fast
 
 # The same settings on every machine; for others and for more: python -m gatewise.testing.trials --device cpu.
-SEEDS = [(0, 12), *(pytest.param(seed, 30, marks=pytest.mark.exhaustive) for seed in range(21))]
+SEEDS = [(0, 8), *(pytest.param(seed, 30, marks=pytest.mark.exhaustive) for seed in range(21))]
 SECONDS = 10.0  # on a GPU
 
 pytestmark = pytest.mark.usefixtures("passes_alone")
@@ -163,7 +163,7 @@ def test_the_gradient_of_a_dropped_matrix_is_held_to_the_error_of_its_kept_eleme
         ("layer_norm_lstm", "zoneout_others"),
     ],
 )
-@pytest.mark.parametrize("mode", ["eager", "no_grad", SELDOM_COMPILED[-1]])
+@pytest.mark.parametrize("mode", ["eager", *exhaustive("no_grad"), SELDOM_COMPILED[-1]])
 def test_a_nan_is_seen_in_units_that_keep_their_state(mode, cell, rate):
     for seed in range(1 if mode == "compile" else 4):
         trial(Setting(time=6, batch=2, hidden_size=2, cell=cell, mode=mode, poison="x", seed=seed, **{rate: 0.5}))
@@ -211,7 +211,7 @@ def test_each_state_of_an_slstm_is_judged(changed, states):
         trial(setting)
 
 
-@pytest.mark.parametrize("cell", ["layer_norm_lstm", "layer_norm_gru", "peephole_lstm"])
+@pytest.mark.parametrize("cell", ["layer_norm_lstm", *exhaustive("layer_norm_gru"), "peephole_lstm"])
 @pytest.mark.parametrize(
     "options",
     [{"mode": "eager", "memory": "lean"}, pytest.param({"mode": "compile"}, marks=pytest.mark.exhaustive)],
