@@ -128,11 +128,13 @@ def is_single_call(problem: Problem, device: Device) -> bool:
 def is_training_step(problem: Problem, device: Device) -> bool:
     """Return whether the kernel `stepwise` computes a training call as a single step (see `training_step`).
 
+    It does not where PyTorch traces calls: one trace is for any number of steps, and what a pass keeps depends on it.
+
     Args:
         problem: A call that the criteria of that kernel accept.
         device: The properties of its device.
     """
-    return problem.needs_grad and _is_single_step(problem, device)
+    return problem.needs_grad and not problem.traced and _is_single_step(problem, device)
 
 
 @functools.lru_cache(maxsize=4096)

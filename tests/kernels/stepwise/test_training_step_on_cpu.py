@@ -185,6 +185,7 @@ def test_calls_that_are_computed_so():
         {"batch": 65},
         {"batch": 9, "input_size": 36},
         {"needs_grad": False},
+        {"traced": True},
         {"bidirectional": True},
         {"proj_size": 8},
         {"resets": True},
