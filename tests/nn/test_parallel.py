@@ -144,6 +144,8 @@ def test_two_processes_that_compile_train_what_one_does_with_both_shares(device,
     assert_train_what_one_does(device, *together(tmp_path, jobs, device, context, SECONDS)["compiled"])
 
 
+# Compiled models, and models in groups of processes, are tested by themselves.
+@pytest.mark.exhaustive
 def test_a_compiled_model_in_a_group_of_one_process_trains_what_it_does_alone():
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:

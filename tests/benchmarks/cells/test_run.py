@@ -132,6 +132,8 @@ def test_calls_with_other_masks_than_those_of_the_truth_are_wrong(tiny, observer
     assert statuses(found) == {CELL: "measured"} | dict.fromkeys(WITH_MASKS, "wrong")
 
 
+# Other ways of the benchmark take the same code.
+@pytest.mark.exhaustive
 def test_compiled_ways(tiny, observer, traced_only, monkeypatch) -> None:
     monkeypatch.setattr("gatewise.benchmarks.cells.run.WHOLE_TIME", 9)  # tracing 32 steps takes seconds
     case = LSTMCase("whole", 9, 2, 4)

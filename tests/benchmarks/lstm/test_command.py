@@ -50,6 +50,8 @@ def test_a_run_and_its_report(tmp_path: Path) -> None:
     assert (tmp_path / "benchmarks" / "reports" / "lstm_quick.png").is_file()
 
 
+# LSTMs are measured by the same code.
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("pictures_are_not_drawn")
 def test_a_run_of_grus_and_its_report(tmp_path: Path) -> None:
     ran = call("gru", *QUICK[1:], "--case", "tiny", "--case", "tiny_stack_ragged", "--plot", "gru")

@@ -45,6 +45,8 @@ def test_a_run_and_its_report(tmp_path: Path) -> None:
     assert "| error (allowed) |" in (tmp_path / "benchmarks" / "reports" / "nmt_quick.md").read_text()
 
 
+# A named case runs in the same way.
+@pytest.mark.exhaustive
 def test_every_case_runs_without_naming_one(tmp_path: Path) -> None:
     assert call(*QUICK).exit_code == 0
     rows = lines(tmp_path / "benchmarks" / "results" / "nmt_quick.jsonl")
