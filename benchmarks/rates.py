@@ -231,7 +231,8 @@ def draw(given: argparse.Namespace) -> int:
     if given.one_step:
         sequences = "9 to 64 sequences in 16-bit dtypes" if given.many else "up to 8 sequences"
         calls = "training calls of one step" if given.training else "one step without gradients"
-        steps, kind = "single", f"{calls}, of {sequences}, of LSTMs and GRUs"
+        steps = "single training" if given.training else "single"
+        kind = f"{calls}, of {sequences}, of LSTMs and GRUs"
     source = f"benchmarks/rates.py: shapes drawn at random with seed {given.seed}, {kind}"
     # Draws with one seed differ in their shapes by their steps, and in their times by the commit.
     name = f"drawn {given.seed} with {steps} steps, {run.date[:10]} {run.commit[:7]}"
@@ -329,7 +330,7 @@ def main(words: Sequence[str] | None = None) -> int:
         steps = "steps of all layers and directions of a call (default: any)"
         names = ("LEAST", "MOST")
         command[each.__name__].add_argument("--steps", type=int, nargs=2, default=_ANY_STEPS, metavar=names, help=steps)
-    one_step = "calls of one step of up to 8 sequences without gradients, by LSTMs and GRUs, instead of training calls"
+    one_step = "calls of one step of up to 8 sequences, by LSTMs and GRUs; without gradients unless --training is given"
     command["draw"].add_argument("--one-step", action="store_true", help=one_step)
     training = "with --one-step: training calls"
     command["draw"].add_argument("--training", action="store_true", help=training)

@@ -1,4 +1,4 @@
-"""Test cases that contain every pair of values of two parameters, but not all combinations of more."""
+"""Which cases of a test `make test` runs, such as every pair of values of two parameters; the others are exhaustive."""
 
 import itertools
 from collections import Counter

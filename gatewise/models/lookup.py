@@ -1,4 +1,8 @@
-"""The lookup of embeddings, whose gradient several processes can compute from the gradients of the rows of all."""
+"""The lookup of embeddings in the models of gatewise.
+
+Within `gatewise.for_data_parallel`, its backward pass can hand over the gradients of the rows that were looked up, from
+which several processes compute the gradient of the matrix (`gatewise.contract.token_factors`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exchange of the factors of gradients, from which each process computes the mean of all processes' gradients."""
+"""Which gradients are exchanged as factors, and their exchange, after which each process computes the means itself."""
 
 from __future__ import annotations
 

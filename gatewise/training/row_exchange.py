@@ -1,4 +1,7 @@
-"""The exchange of the rows of an embedding's gradient in place of the whole matrix."""
+"""The exchange of the rows of an embedding's gradient in place of the whole matrix, and where it saves time.
+
+It is for embeddings whose gradients are not exchanged as factors (`factor_exchange`).
+"""
 
 from __future__ import annotations
 

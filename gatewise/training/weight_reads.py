@@ -1,4 +1,4 @@
-"""Which nodes of a loss's autograd graph read a weight, and how."""
+"""What the autograd graph of a loss says of weights: which one node alone reads, and which rows are looked up."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from gatewise.benchmarks.record import read_lines
 from gatewise.cells import GRU, LSTM
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
-from gatewise.kernels.stepwise.single_criteria import is_single_call, is_tiled, is_training_step
+from gatewise.kernels.stepwise.single_criteria import is_single_call, is_single_training, is_tiled
 from gatewise.selection import points
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ def of_training():
             sizes = {name: row[name] for name in ("batch", "input_size", "hidden_size", "num_layers")}
             cell = {"lstm": LSTM(), "gru": GRU()}[row["cell"]]
             problem = Problem(1, **sizes, dtype=dtype, allow_tf32=tf32, cell=cell, needs_grad=True)
-            if is_training_step(problem, device):
+            if is_single_training(problem, device):
                 found[problem] = row["us"]
     return found
 
@@ -103,5 +103,5 @@ def test_pages_compare_training_of_one_step_with_pytorch():
     assert len(rows) == 8
     ratios = [row.times[GRAPH]["nn.LSTM"].median / row.times[GRAPH]["gatewise"].median for row in rows]
     span = f"{min(ratios):.1f} to {max(ratios):.1f} times as fast"
-    assert f"takes two launches more, and is {span}" in " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert f"its forward and backward pass are {span}" in " ".join((ROOT / "README.md").read_text("utf-8").split())
     assert f"trains {span} as with `torch.nn.LSTM`" in " ".join((ROOT / "CHANGELOG.md").read_text("utf-8").split())

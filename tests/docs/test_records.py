@@ -77,7 +77,8 @@ def test_the_readme_states_the_speed_of_models_and_the_time_to_quality_as_the_ta
     assert "a basecaller {} and {} times".format(*of("bonito-sup", "bonito-hac")) in readme
     assert f"text-to-speech {factors['tts']['one line']} times" in readme
     slowest, *_, fastest = of("ppo-128", "ppo-256", "ppo-512", way="resets=")
-    assert f"recurrent policies with `resets=` in place of their loop over time {slowest} to {fastest} times" in readme
+    own_loop = "Recurrent policies that pass `resets=` in place of their loop over time"
+    assert f"{own_loop} train {slowest} to {fastest} times as fast" in readme
     (awd,) = [row for row in rows("training.md", "quality") if "awd" in row[0]]
     assert f"test perplexity of [{awd[4].split()[0]}](docs/training.md" in readme
     assert f"WikiText-2 in {float(awd[5].split()[0]):.1f} minutes" in readme

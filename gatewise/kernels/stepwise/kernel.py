@@ -26,7 +26,7 @@ from gatewise.kernels.stepwise.criteria import CRITERIA
 from gatewise.kernels.stepwise.parameters import kept_dtype, statistics_count
 from gatewise.kernels.stepwise.plan import FEWEST_STEPS, held_bytes, memory_bytes, product_layout_of, runs_of
 from gatewise.kernels.stepwise.products import state_dtype
-from gatewise.kernels.stepwise.single_criteria import MOST_ROWS, is_single_call, is_training_step
+from gatewise.kernels.stepwise.single_criteria import MOST_ROWS, is_single_call, is_single_training
 from gatewise.kernels.sums import recurrent_runs
 
 
@@ -45,7 +45,8 @@ class _Stepwise:
     traces = Traces(frozenset({"step_forward", "single_call"}), frozenset({"step_backward", "single_adjoint"}))
 
     def single_use(self, problem: Problem) -> bool:
-        return True  # the gradients of the gates overwrite the kept gates
+        # The gradients of the gates overwrite the kept gates; only what single training calls keep could be read twice.
+        return True
 
     def factor_widths(self, problem: Problem) -> tuple[int, ...]:
         return ()
@@ -56,7 +57,7 @@ class _Stepwise:
     def algorithm(self, problem: Problem, device: Device) -> str:
         if is_single_call(problem, device):
             return "one launch for each layer, which computes the products, too"
-        if is_training_step(problem, device):
+        if is_single_training(problem, device):
             last = "two backward" if problem.batch <= MOST_ROWS else "one backward beside the library's products"
             return f"one launch forward for each layer, {last}"
         wide = padding.padded(problem, device)
@@ -73,8 +74,8 @@ class _Stepwise:
                 launches=problem.num_layers,
                 operators=3,  # which allocate the results
             )
-        if is_training_step(problem, device):
-            return _work_of_training_step(problem)
+        if is_single_training(problem, device):
+            return _work_of_single_training(problem)
         if (wide := padding.padded(problem, device)) is not None:
             return self.work(wide, device) + padding.work(problem, wide)
         layers, directions = problem.num_layers, problem.num_directions
@@ -109,7 +110,7 @@ class _Stepwise:
     def kept(self, problem: Problem, device: Device) -> tuple[TensorSpec, ...]:
         if not problem.needs_grad:
             return ()
-        if is_training_step(problem, device):
+        if is_single_training(problem, device):
             output = TensorSpec((1, problem.batch, problem.hidden_size), problem.dtype)
             sums = (problem.batch, len(problem.cell.sums) * problem.hidden_size)
             own = TensorSpec(sums, state_dtype(problem.dtype))
@@ -128,9 +129,12 @@ class _Stepwise:
     def workspace_bytes(self, problem: Problem, device: Device) -> int:
         if is_single_call(problem, device):
             return 0
-        if is_training_step(problem, device):
-            # The gradients of the sums, of the hidden states, and of what lies between two layers.
-            return problem.batch * problem.hidden_size * (len(problem.cell.sums) + 4) * problem.element_bytes
+        if is_single_training(problem, device):
+            # The gradients of the sums, of the hidden states, and of what lies between two layers; then the states of
+            # all layers, before they are joined.
+            states = problem.num_layers * (1 + len(problem.cell.states)) if problem.num_layers > 1 else 0
+            values = len(problem.cell.sums) + 4 + states
+            return problem.batch * problem.hidden_size * values * problem.element_bytes
         if (wide := padding.padded(problem, device)) is not None:
             return self.workspace_bytes(wide, device) + padding.workspace_bytes(problem, wide)
         planes = problem.time * problem.batch * problem.num_directions * problem.hidden_size * problem.element_bytes
@@ -151,13 +155,13 @@ class _Stepwise:
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         # They import the compiler, which choosing a kernel does not need.
-        from gatewise.kernels.stepwise import layer, single, training_step
+        from gatewise.kernels.stepwise import layer, single, single_training
 
         device = Device.probe(inputs.x.device)
         if is_single_call(problem, device):
             return single.single_call(problem, inputs)
-        if is_training_step(problem, device):
-            return stack.forward(problem, inputs, training_step.forward)
+        if is_single_training(problem, device):
+            return stack.forward(problem, inputs, single_training.forward)
         if (wide := padding.padded(problem, Device.probe(inputs.x.device))) is not None:
             between = padding.Padding(problem, wide)
             return between.result(self.forward(wide, between.inputs(inputs)))
@@ -168,10 +172,10 @@ class _Stepwise:
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
-        from gatewise.kernels.stepwise import layer, training_step
+        from gatewise.kernels.stepwise import layer, single_training
 
-        if is_training_step(problem, Device.probe(inputs.x.device)):
-            return stack.backward(problem, inputs, result, gradients, needs, training_step.backward)
+        if is_single_training(problem, Device.probe(inputs.x.device)):
+            return stack.backward(problem, inputs, result, gradients, needs, single_training.backward)
         if (wide := padding.padded(problem, Device.probe(inputs.x.device))) is not None:
             between = padding.Padding(problem, wide)
             inputs, gradients = between.inputs(inputs), between.above(gradients)
@@ -190,9 +194,9 @@ class _Stepwise:
         return None
 
 
-def _work_of_training_step(problem: Problem) -> Work:
+def _work_of_single_training(problem: Problem) -> Work:
     few, layers = problem.batch <= MOST_ROWS, problem.num_layers
-    # The library computes two products of the input, and two for each run of the recurrent weights.
+    # The library computes two products for the input weights, and two for each run of the recurrent weights.
     launches = 3 if few else 4 + 2 * len(recurrent_runs(problem.cell))
     return Work(
         matmul_flops=3 * problem.matmul_flops,

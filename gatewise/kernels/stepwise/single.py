@@ -1,8 +1,10 @@
-"""Single steps of a stack of layers without gradients, in one launch for each layer.
+"""Calls of one time step of a stack of layers, in one launch for each layer: those of streams, and single calls.
 
 `SingleSteps` keeps the states at the same addresses: a CUDA graph that has captured a step carries them from replay to
 replay, because a launch finds the states where the last one has left them. `single_call` gets the states of each call
-and returns new ones. Both read weights where they are, and never copy them.
+and returns new ones; it is also the forward pass of a training call (`single_training`). Both read contiguous weights
+where they are. In each call they copy weights that are not contiguous, and those that tensor cores read and that do not
+begin at a multiple of 16 bytes.
 """
 
 from __future__ import annotations
@@ -225,13 +227,13 @@ class SingleSteps:
 
 
 def single_call(problem: Problem, inputs: Inputs, sums: Tensor | None = None) -> Result:
-    """Compute a call that `is_single_call` accepts: y [1, B, H], h_n [L, B, H] and c_n [L, B, S*H].
+    """Compute a call of one step that `single_criteria` accepts: y [1, B, H], h_n [L, B, H] and c_n [L, B, S*H].
 
     Args:
         problem: The call.
         inputs: The inputs.
-        sums: The memory for the sums of the cell [B, S*H], in the dtype of states, if there is one layer and a backward
-            pass follows.
+        sums: The memory for the sums of the cell [B, number of sums * H], in the dtype of states, if there is one layer
+            and a backward pass follows.
     """
     device, batch, cell = inputs.x.device, problem.batch, problem.cell
     with driver.on(device):

@@ -1,4 +1,7 @@
-"""The criteria and the memory of steps in one launch for each layer (`gatewise.kernels.stepwise.single`)."""
+"""Which calls of one time step take one launch for each layer, in streams, in other calls and in training.
+
+The limits of `gatewise.kernels.stepwise.single` are here, too, and the memory that a stream holds.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,9 @@ _TILED_VALUES = 8
 
 _MOST_TILED_SUMS = (40 << 10) // (4 * MOST_TILED_WARPS * TILED_UNITS)
 """The largest number of sums of a unit, those of all sequences together, for which 40 KiB of shared memory suffice."""
+
+_MOST_TOTALS = (48 << 10) // (32 * 8)
+"""The largest number of sums and parameters in training: shared memory has a total of each for 32 threads."""
 
 MOST_PARAMETERS = 8
 """The largest number of parameters of a cell, whose addresses are part of a struct."""
@@ -125,8 +131,8 @@ def is_single_call(problem: Problem, device: Device) -> bool:
     return not problem.needs_grad and _is_single_step(problem, device)
 
 
-def is_training_step(problem: Problem, device: Device) -> bool:
-    """Return whether the kernel `stepwise` computes a training call as a single step (see `training_step`).
+def is_single_training(problem: Problem, device: Device) -> bool:
+    """Return whether the kernel `stepwise` computes a training call as a single step (see `single_training`).
 
     It does not where PyTorch traces calls: one trace is for any number of steps, and what a pass keeps depends on it.
 
@@ -134,7 +140,8 @@ def is_training_step(problem: Problem, device: Device) -> bool:
         problem: A call that the criteria of that kernel accept.
         device: The properties of its device.
     """
-    return problem.needs_grad and not problem.traced and _is_single_step(problem, device)
+    fits = len(problem.cell.sums) + len(problem.cell.parameters) <= _MOST_TOTALS
+    return problem.needs_grad and not problem.traced and fits and _is_single_step(problem, device)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""What the source of single steps, single.cu, is compiled for."""
+"""The widths of loads, and the units, sequences and warps of a block, for which single.cu is compiled."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def on_cpu(monkeypatch):
         monkeypatch.setattr(forward_loop, "Launch", LaunchOnCpu)
         monkeypatch.setattr(backward_loop, "Launch", LaunchOnCpu)
         monkeypatch.setattr(layer, "product_layout_of", lambda problem, device: layout)
-        # Training calls of one step have launches of their own, which test_training_step_on_cpu.py runs.
-        monkeypatch.setattr(kernel, "is_training_step", lambda problem, device: False)
+        # Training calls of one step have launches of their own, which test_single_training_on_cpu.py runs.
+        monkeypatch.setattr(kernel, "is_single_training", lambda problem, device: False)
 
     return in_form

@@ -11,11 +11,12 @@ from gatewise.derivation.row import row_code
 from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.cuda import toolchain
 from gatewise.kernels.cuda.formats import NUMBERS
-from gatewise.kernels.stepwise import single_form, training_step
+from gatewise.kernels.stepwise import single_form, single_training
 from gatewise.kernels.stepwise.launch import SOURCES, macros_of, row_macros
 from gatewise.kernels.stepwise.product_layout import ProductLayout
 from gatewise.kernels.stepwise.single_criteria import TILED_UNITS
 from tests.kernels.cell_code import FUSED, ROWS
+from tests.kernels.stepwise.test_single_on_cpu import Many
 from tests.pairwise import each_value, pairwise
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -146,9 +147,19 @@ def test_single_steps_on_tensor_cores_compile(architecture, dtype, cell, rows, w
     ids=str,
 )
 def test_backward_passes_of_single_steps_compile(architecture, dtype, cell, rows, wide, narrow):
-    macros = training_step.macros(dtype, widths=(1 if narrow else 16 // dtype.itemsize,) * 2, rows=rows, wide=wide)
+    widths = (1 if narrow else 16 // dtype.itemsize,) * 2
+    macros = single_training.macros(cell, dtype, widths, rows, wide=wide)
     binary, taken = toolchain.compile_afresh(SOURCES / "single_backward.cu", architecture, macros, row_code(cell))
     assert b"single_adjoint" in binary
     assert b"single_products" in binary
     assert taken.spilled_bytes == 0
     assert taken.registers <= 168
+
+
+@pytest.mark.parametrize(("dtype", "sums", "rows"), [(torch.float64, 25, 8), (torch.bfloat16, 28, 16)], ids=str)
+def test_backward_passes_of_cells_with_many_sums_compile(dtype, sums, rows):
+    cell = Many(sums)
+    macros = single_training.macros(cell, dtype, (16 // dtype.itemsize,) * 2, rows, wide=False)
+    assert macros["LANES_OF_UNIT"] < rows
+    binary, _ = toolchain.compile_afresh(SOURCES / "single_backward.cu", "sm_90", macros, row_code(cell))
+    assert b"single_adjoint" in binary

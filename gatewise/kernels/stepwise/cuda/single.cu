@@ -1,7 +1,9 @@
 // A single time step of a layer for a few sequences: both products, the step of the cell, and the new states, in one launch.
 //
 // A block computes UNITS hidden units. Its threads read the units' rows of both weight matrices once, multiply them by the inputs
-// and the hidden states of all sequences, and add up the products; each thread then computes the step of a unit of a sequence.
+// and the hidden states of all sequences, and add up the products: without tensor cores for one unit (unit_products.cuh), with
+// them for several (tile_products.cuh). A thread for each unit of a sequence then computes the step of the cell, whose code is
+// generated (row_cell.cuh). ROWS is the number of sequences for which the source is compiled.
 //
 // `single_step` keeps the states where they are. Blocks store new hidden states while others still read the old ones, so there
 // are two buffers, which steps read in turn. Blocks count themselves, modulo the number of blocks in two steps, and the count

@@ -1,13 +1,16 @@
-// The backward pass of a single time step of a layer, for a few sequences, in two launches.
+// The backward pass of a single time step of a layer. For up to 8 sequences it is two launches; for more, `single_products` is
+// not compiled, and products of the library take its place.
 //
 // `single_adjoint` computes the adjoint of the cell's step from the sums that the forward pass has kept (single.cu), element by
 // element: the gradients of the sums, and of everything that the step reads besides the products.
 //
 // `single_products` computes the products of these gradients, all of which are independent of each other: those with the weights,
 // which are the gradients of the input and of the hidden states, and those with the input and the hidden states, which are the
-// gradients of the weights. A block computes a part of one of them. The launch starts while `single_adjoint` runs.
+// gradients of the weights. A block computes a part of one of them. From compute capability 9.0 on, the launch starts while
+// `single_adjoint` runs.
 //
-// Here the gate of a row of a weight matrix is called `gate`, and the sum to which it contributes `sum`.
+// `gate` is the number of a block of H rows of a weight matrix, and `sum` that of a sum of the cell. They differ where a gate
+// has two sums, as in a GRU.
 #include "launch.cuh"
 #include "row_cell.cuh"
 #include "shuffles.cuh"
@@ -17,7 +20,7 @@ constexpr int LANES = 32;
 static_assert(STATISTICS == 0, "the step combines no units");
 static_assert(PARAMETERS <= MOST_PARAMETERS, "the struct has as many pointers");
 
-// The numbers of the gradients of weights.
+// The format of the gradients of weight matrices and biases.
 #if WIDE
 using Gradient = Real;
 __device__ __forceinline__ Gradient as_gradient(Real value) { return value; }
@@ -35,7 +38,8 @@ struct Adjoint {
     const Value* dothers_after;
     Value* dsums;                              // the gradients of the sums [B, SUMS * H]
     Value* dothers;                            // the gradients of the other states before the step [B, STATES * H]
-    Real* dhidden;                             // the part of the gradient of the hidden states [B, H] that is in no product
+    // The part of the gradient of the hidden states [B, H] that is in no product; null if the step reads them in products alone.
+    Real* dhidden;
     Gradient* dinput_bias;                     // the gradients of the biases [GATES * H], or null
     Gradient* drecurrent_bias;
     Value* dparameters;                        // the gradients of the parameters [PARAMETERS, H], or null
@@ -50,7 +54,7 @@ struct Products {
     const Value* input_weights;      // [GATES * H, I]
     const Value* recurrent_weights;  // [GATES * H, H]
     const Real* dhidden;             // see above; null if nothing is to be added
-    Value* dx;                       // the gradient of the input [B, I]
+    Value* dx;                       // the gradient of the input [B, I]; null, as the next three, if it is not wanted
     Value* dhidden_before;           // the gradient of the hidden states before the step [B, H]
     Gradient* dinput_weights;        // the gradients of the weights
     Gradient* drecurrent_weights;
@@ -59,7 +63,7 @@ struct Products {
     int blocks[4];
 };
 
-// Threads compute LANES units, each of every LANES_OF_UNIT-th sequence.
+// A block computes LANES units; LANES_OF_UNIT threads share the sequences of a unit.
 extern "C" __global__ void __launch_bounds__(LANES * LANES_OF_UNIT) single_adjoint(const Adjoint p) {
     constexpr int TOTALS = SUMS + PARAMETERS;
     __shared__ Real parts[LANES_OF_UNIT * (SUMS + PARAMETERS) * LANES];
@@ -142,8 +146,8 @@ struct alignas(SIZE * sizeof(Gradient) > 16 ? 16 : SIZE * sizeof(Gradient)) Grad
 };
 
 // Replaces numbers by sums over lanes whose indices differ in the bits from LEAST to DISTANCE. At each distance, the lanes of
-// each half give away the numbers of the other half, as long as there are several. So a lane has the sums of COUNT / 2 / ...
-// numbers, of which `first` is increased by the index of the first.
+// each half give away the numbers of the other half, as long as there are several. A lane is left with COUNT divided by the number
+// of lanes that share the numbers, at least one; `first` is increased by the index of the first of them.
 template <int DISTANCE, int LEAST, int COUNT>
 __device__ __forceinline__ void add_up(Real* numbers, int& first) {
     if constexpr (DISTANCE >= LEAST) {
@@ -198,9 +202,9 @@ __device__ __forceinline__ void multiply_columns(
     for (int place = threadIdx.x; place < PIECES * COUNT; place += THREADS) {
         const int b = place % COUNT / SIZE, at = block * COLUMNS + place / COUNT * SIZE + place % SIZE;
         if (b >= p.batch || at >= size) continue;
-        Real total = added ? added[b * size + at] : Real(0);
+        Real total = added ? added[(i64)b * size + at] : Real(0);
         for (int warp = 0; warp < WARPS; warp++) total += shared[warp * PIECES * COUNT + place];
-        to[b * size + at] = narrowed(total);
+        to[(i64)b * size + at] = narrowed(total);
     }
 }
 

@@ -1,7 +1,7 @@
-"""The forward and backward pass of one layer in a training call of one time step, for a few sequences.
+"""One layer of a training call with a single time step: its forward and its backward pass, for at most 64 sequences.
 
-The forward pass is a single step (`single`) that keeps the sums of the cell. The backward pass takes two launches for
-up to `MOST_ROWS` sequences. For more, the library computes the products of the second one.
+The forward pass is that of a call without gradients (`single`), which also keeps the sums of the cell. For up to
+`MOST_ROWS` sequences the backward pass is two launches. For more, it is one launch, and matrix products of PyTorch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gatewise.cells import Cell
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
@@ -35,6 +36,7 @@ _THREADS = 512  # of a block that computes products
 _COLUMN_BYTES = 32  # of a row of a weight matrix, which a block multiplies: what the cache reads from memory at once
 _OUTER_ROWS = 32  # of the gradient of a weight matrix, which a block computes
 _MOST_LANES = 16  # the threads of a unit in the adjoint, which share the sequences
+_SHARED_BYTES = 48 << 10  # of a block, without asking for more
 
 
 class Adjoint(ctypes.Structure):
@@ -76,7 +78,7 @@ class _Prepared(NamedTuple):
 def forward(problem: Problem, layer: Layer) -> Result:
     """Run the forward pass of one layer.
 
-    The kept tensor has the sums of the cell [B, S*H], in the dtype of states.
+    The kept tensor has the sums of the cell [B, number of sums * H], in the dtype of states.
     """
     one = _of_one_layer(problem, layer.x.shape[2])
     sums = layer.x.new_empty(
@@ -124,7 +126,7 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
     return LayerGradients(dx, dh0, dothers if needs.state else None, tuple(found))
 
 
-_Products = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+_Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 def _few_products(
@@ -136,7 +138,7 @@ def _few_products(
     direct: Tensor | None,
     needs: Needs,
     multiply: Callable[..., None] | None,
-) -> _Products:
+) -> _Gradients:
     """Return the gradients of x, h0 and both weight matrices, which one launch computes."""
     if multiply is None:
         return None, None, None, None
@@ -158,7 +160,7 @@ def _library_products(
     direct: Tensor | None,
     needs: Needs,
     multiply: Callable[..., None] | None,
-) -> _Products:
+) -> _Gradients:
     """Return what `_few_products` returns, by products of the library."""
     size, wide, (w_ih, w_hh) = problem.hidden_size, gradients_dtype(problem), weights[:2]
     of_x, runs = of_input(dsums, problem.gate_rows), recurrent_runs(problem.cell)
@@ -201,7 +203,8 @@ def _launches_of(
     few = batch <= MOST_ROWS
     first, second = misaligned
     widths = width_of(first, inputs * itemsize, itemsize), width_of(second, size * itemsize, itemsize)
-    defined = macros(problem.dtype, widths if few else (1, 1), rows, wide=gradients_dtype(problem) != problem.dtype)
+    wide = gradients_dtype(problem) != problem.dtype
+    defined = macros(problem.cell, problem.dtype, widths if few else (1, 1), rows, wide=wide)
     numbers = Device.probe(device)
     source = SOURCES / "single_backward.cu"
     binary = toolchain.compile_source(source, numbers.architecture, defined, row_code(problem.cell))
@@ -210,8 +213,7 @@ def _launches_of(
         addresses = (ctypes.c_uint64 * (ctypes.sizeof(arguments) // 8)).from_buffer(arguments)
         return _Prepared(addresses, driver.prepared(binary, entry, shape, arguments, device))
 
-    threads = LANES * min(rows, _MOST_LANES)
-    shape = driver.Shape((-(-size // LANES), 1, 1), threads, 0, cooperative=False)
+    shape = driver.Shape((-(-size // LANES), 1, 1), LANES * defined["LANES_OF_UNIT"], 0, cooperative=False)
     adjoint = prepared("single_adjoint", Adjoint(batch=batch, units=size), shape)
     if not few or not any(needs):
         return adjoint, None
@@ -234,23 +236,26 @@ def _of_one_layer(problem: Problem, inputs: int) -> Problem:
     return problem.replace(num_layers=1, input_size=inputs, dropout=0.0)
 
 
-def macros(dtype: torch.dtype, widths: tuple[int, int], rows: int, *, wide: bool) -> dict[str, int]:
+def macros(cell: Cell, dtype: torch.dtype, widths: tuple[int, int], rows: int, *, wide: bool) -> dict[str, int]:
     """Return the macros with which single_backward.cu is compiled.
 
     Args:
+        cell: The cell.
         dtype: The dtype of the call.
         widths: The numbers of values of a row of the input weights and of the recurrent weights that one instruction
             loads, or stores of their gradients.
-        rows: The number of sequences: a power of two. Those of more than `MOST_ROWS` sequences have no products.
+        rows: The number of sequences: a power of two. Above `MOST_ROWS`, the source is compiled without products.
         wide: Whether the gradients of weights have the dtype of states.
     """
     few = rows <= MOST_ROWS
+    # Shared memory has the totals of each thread: those of the sums and of the parameters.
+    totals = LANES * (len(cell.sums) + len(cell.parameters)) * state_dtype(dtype).itemsize
     return formats.macros(dtype) | {
         "INPUT_WIDTH": widths[0],
         "WIDTH": widths[1],
         "WIDE": int(wide),
         "ROWS": rows if few else 1,
-        "LANES_OF_UNIT": min(rows, _MOST_LANES),
+        "LANES_OF_UNIT": min(rows, _MOST_LANES, _SHARED_BYTES // totals),
         "PRODUCTS": int(few),
         "THREADS": _THREADS,
         "COLUMNS": _COLUMN_BYTES // dtype.itemsize,

@@ -9,8 +9,8 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs
 from gatewise.derivation.trace import is_pointwise
-from gatewise.kernels.stepwise import single, stepwise, training_step
-from gatewise.kernels.stepwise.single_criteria import is_training_step
+from gatewise.kernels.stepwise import single, single_training, stepwise
+from gatewise.kernels.stepwise.single_criteria import is_single_training
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 from tests.nn.test_stream import Momentum
 from tests.pairwise import each_value, pairwise
@@ -43,7 +43,7 @@ def launched(monkeypatch):
 def _forget():
     single._binary.cache_clear()
     single._launches_of.cache_clear()
-    training_step._launches_of.cache_clear()
+    single_training._launches_of.cache_clear()
 
 
 def call(cell, dtype, batch, sizes, layers=1, **options):
@@ -177,7 +177,7 @@ def test_a_second_backward_pass_gives_the_same_gradients():
 def test_calls_that_are_computed_so():
     problem = Problem(1, 8, 40, 16, dtype=torch.bfloat16, needs_grad=True)
     for own in (problem, problem.replace(batch=64), problem.replace(num_layers=3), problem.replace(dropout=0.5)):
-        assert is_training_step(own, H200)
+        assert is_single_training(own, H200)
     assert stepwise.work(problem.replace(num_layers=3), H200).launches == 9
     assert [spec.shape for spec in stepwise.kept(problem.replace(num_layers=2), H200)] == [(1, 8, 16), (8, 64), (8, 64)]
     for change in (
@@ -193,4 +193,4 @@ def test_calls_that_are_computed_so():
         {"cell": LayerNormLSTM()},
         {"cell": Regularised(LSTM(), recurrent_dropout=0.5)},
     ):
-        assert not is_training_step(problem.replace(**change), H200)
+        assert not is_single_training(problem.replace(**change), H200)

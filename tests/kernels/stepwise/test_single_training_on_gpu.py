@@ -11,7 +11,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.stepwise import stepwise
-from gatewise.kernels.stepwise.single_criteria import is_training_step
+from gatewise.kernels.stepwise.single_criteria import is_single_training
 from tests.pairwise import each_value, pairwise
 
 pytestmark = pytest.mark.gpu
@@ -26,7 +26,7 @@ def check(sizes, cell, dtype, **options):
     batch, features, hidden, layers = sizes
     options |= {"num_layers": layers, "dtype": dtype, "cell": cell, "needs_grad": True}
     problem = Problem(1, batch, features, hidden, **options)
-    assert is_training_step(problem, Device.probe("cuda"))
+    assert is_single_training(problem, Device.probe("cuda"))
     testing.check_kernel(stepwise, problem, "cuda")
     return problem
 
