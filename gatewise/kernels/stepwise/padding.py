@@ -3,8 +3,8 @@
 Sequences are not padded here. The fast matrix kernels of GPUs read rows at multiples of 16 bytes. Where measured times
 say that it is faster, and never in compiled calls, all tensors are therefore padded, and results are cropped. The units
 that are added start at zero and have the sums of the last unit, whose rows of the weights and biases they repeat, so
-that they are finite where it is, also for infinite inputs. Their columns in the weights of other units are zeros, and so
-are the gradients of their outputs: they contribute nothing to other sums, and nothing to gradients.
+that they are finite where it is, also for infinite inputs. Their columns in the weights of other units are zeros, and
+so are the gradients of their outputs: they contribute nothing to other sums, and nothing to gradients.
 """
 
 from __future__ import annotations
