@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -125,7 +126,7 @@ def traced(cell: Cell) -> Step:
     author = stated(cell)
     attributes = dict(vars(author))
     try:
-        with torch.enable_grad():
+        with _gradients_enabled():
             hidden, after = next_states(cell, sums, states, parameters)
             outputs = [_lifted(tape, value) for value in (hidden, *after)]
         if kept := _kept_in(author):  # its reader expects a tensor
@@ -158,6 +159,27 @@ def traced(cell: Cell) -> Step:
             expectation = "return states that are computed from gates or states"
             raise returned_error(cell, expectation, f"a state {name!r} of parameters alone")
     return step
+
+
+@contextlib.contextmanager
+def _gradients_enabled() -> Iterator[None]:
+    """Enable gradients in the block, as `torch.enable_grad` does, but not in a graph that PyTorch is recording.
+
+    A cell may be traced for the first time while `torch.export` records a call. Switches of the mode would become nodes
+    of its graph, which PyTorch can save but not load.
+    """
+
+    def switch(enabled: bool) -> bool:
+        before = torch.is_grad_enabled()
+        with torch._C.DisableTorchFunction():
+            torch._C._set_grad_enabled(enabled)
+        return before
+
+    before = switch(True)
+    try:
+        yield
+    finally:
+        switch(before)
 
 
 def _kept_in(cell: Cell) -> str:

@@ -127,6 +127,8 @@ def test_a_budget_ends_the_samples(settings, observer, plain_ways) -> None:
     assert record.runs == 3
 
 
+# Other tests have one table.
+@pytest.mark.exhaustive
 def test_precisions_and_vocabularies_are_tables(settings, observer, plain_ways) -> None:
     many = dataclasses.replace(settings, vocabularies=(20, 30), precisions=(PRECISIONS["fp32"], PRECISIONS["bf16"]))
     records = language_model.run(many, observer, [plain_ways["nn.LSTM"]]).records

@@ -64,6 +64,8 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+# It draws many shapes.
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("small_shapes")
 def test_parts_are_merged_to_the_shapes_of_the_whole_run(predictions, tmp_path):
     whole, one, two, record = (tmp_path / f"{name}.jsonl" for name in ("whole", "one", "two", "record"))

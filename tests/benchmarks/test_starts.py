@@ -34,6 +34,8 @@ def test_the_parts_of_a_process_add_up_to_its_time():
         starts.measured({"evaluations": 2 * result["evaluations"]}, 10.0, 14.0, 19.0)
 
 
+# It starts processes to time them.
+@pytest.mark.exhaustive
 def test_a_line_of_the_record_has_all_runs_of_a_command(forked, corpus, tmp_path, capfd):
     record = tmp_path / "starts.jsonl"
     small = "--device", "cpu", "--text", str(corpus), "--tokens", "character", "--hidden-size", "8", "--epochs", "3"

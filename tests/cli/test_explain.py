@@ -107,7 +107,7 @@ def test_lengths_are_a_packed_batch_to_pytorch(gatewise):
 
 
 def test_pytorch_has_no_resets(gatewise):
-    words = "explain", "--input", "100,64,512", "--hidden", 512, "--gpu", "h200"
+    words = "explain", "--input", "10,4,16", "--hidden", 16, "--gpu", "h200"
     out = gatewise(*words, "--resets").out
     assert "chosen   persistent" in out
     assert section(out, "torch.nn.LSTM would run") == section(gatewise(*words).out, "torch.nn.LSTM would run")

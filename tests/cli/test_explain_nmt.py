@@ -70,6 +70,8 @@ def test_without_options_it_explains_the_default_model(gatewise):
     assert "S 50, T 50, B 128" in answer.out
 
 
+# Budgets are tested in tests/planning.
+@pytest.mark.exhaustive
 def test_a_smaller_budget_changes_the_plan_and_the_largest_batch(gatewise):
     small, large = data(gatewise, "--memory-budget", "1.05GB"), data(gatewise, "--memory-budget", "8GB")
     assert small["peak"]["bytes"] <= 1.05e9 < large["peak"]["bytes"]

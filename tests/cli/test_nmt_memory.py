@@ -26,6 +26,8 @@ def test_the_plan_is_printed_before_the_first_step(gatewise):
     assert max(map(len, answer.out[plan:epochs].splitlines())) <= 80
 
 
+# The planner says so in tests/planning/test_planner.py.
+@pytest.mark.exhaustive
 def test_a_budget_that_cannot_be_met_says_what_would_and_nothing_is_written(gatewise, tmp_path):
     answer = gatewise(*SMALL, "--memory-budget", "1MB", "--output", tmp_path / "run")
     assert answer.status == 1

@@ -163,7 +163,9 @@ def test_when_a_machine_is_gone_the_other_ends(tmp_path, text, which):
     assert not folder.result.exists()
 
 
-@pytest.mark.parametrize("option", [[], ["--overwrite"]], ids=["new run", "--overwrite"])
+@pytest.mark.parametrize(
+    "option", [[], pytest.param(["--overwrite"], marks=pytest.mark.exhaustive)], ids=["new run", "--overwrite"]
+)
 def test_a_folder_that_only_one_machine_has_is_refused(tmp_path, text, option):
     """Two processes with folders of their own and the same relative path, as on machines without a shared disk."""
     machines = [tmp_path / str(rank) for rank in range(2)]

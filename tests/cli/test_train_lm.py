@@ -223,6 +223,8 @@ def test_a_tied_model_may_have_any_hidden_size(gatewise, small):
     assert gatewise("generate", "--checkpoint", "run", "--length", 3).status == 0
 
 
+# The options of this recipe are resumed in tests/training/test_resumption.py.
+@pytest.mark.exhaustive
 def test_the_recipe_of_the_awd_lstm_trains_at_any_size(gatewise, small, text):
     files = [word for split in ("train", "valid", "test") for word in (f"--{split}", text)]
     sizes = {"model.hidden_size": 20, "model.last_hidden_size": 12, "model.embedding_size": 12, "model.num_layers": 3}

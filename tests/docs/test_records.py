@@ -72,6 +72,8 @@ def test_the_readme_states_the_speed_of_models_and_the_time_to_quality_as_the_ta
     def of(*names: str, way: str = "one line") -> list[float]:
         return sorted(factors[name][way] for name in names)
 
+    slowest, *_, fastest = sorted(ways["one line"] for ways in factors.values() if "one line" in ways)
+    assert f"{slowest} to {fastest} times as fast, for example hydrology" in readme
     slowest, *_, fastest = of("flood-512", "cudalstm-128", "cudalstm-256")
     assert f"hydrology {slowest} to {fastest} times as fast" in readme
     assert "a basecaller {} and {} times".format(*of("bonito-sup", "bonito-hac")) in readme

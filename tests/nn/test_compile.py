@@ -61,6 +61,8 @@ def test_without_fullgraph_only_sizes_that_the_call_tells_break_the_graph(kernel
     assert counted.frame_count == graphs or (graphs is None and counted.frame_count > (not OF_2_6))
 
 
+# Graphs are kept without a compiler in tests/functional.
+@pytest.mark.exhaustive
 def test_without_fullgraph_the_graph_can_be_kept_for_another_backward_pass():
     layer, x = LSTM(5, 4), torch.randn(3, 2, 5, requires_grad=True)
     y = torch.compile(lambda x: layer(x)[0], backend="aot_eager")(x)
@@ -242,6 +244,8 @@ TRANSFORMS = {
 }
 
 
+# Transforms and compiled functions are tested by themselves.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "name"),
     # `jacrev` is `vmap` of gradients.

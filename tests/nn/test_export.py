@@ -72,7 +72,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize(("name", "strict"), each_value(pairwise([*LAYERS], [False, True])))
+@pytest.mark.parametrize(("name", "strict"), each_value(pairwise([*LAYERS], [False, True]), most=3))
 def test_layers_become_operators_of_pytorch(name, strict):
     layer = LAYERS[name]().eval()
     axis = 1 - layer.batch_first
@@ -293,6 +293,8 @@ def test_a_program_with_gatewises_operator_can_be_trained_with_dropout():
     torch.testing.assert_close(gradients(program), gradients(layer))
 
 
+# Compiled layers are tested in test_compile.py.
+@pytest.mark.exhaustive
 def test_the_graph_is_the_same_after_compiling():
     # A kernel that was chosen while a training step was compiled kept a tensor of unknown size, which AOTInductor
     # cannot return in a list.
@@ -351,6 +353,16 @@ def packaged(program, folder):
     return torch._inductor.aoti_compile_and_package(
         program, package_path=str(folder / "package.pt2"), inductor_configs=known
     )
+
+
+def test_a_cell_that_is_traced_for_the_first_time_leaves_nothing_in_a_graph():
+    class New(Own):
+        """A cell of which nothing has been computed."""
+
+    with torch.no_grad():
+        program = export(Recurrent(New(), 5, 4), (torch.randn(2, 2, 5),))
+    assert not [node.target for node in program.graph.nodes if "grad" in str(node.target)]
+    assert torch.is_grad_enabled()
 
 
 # AOTInductor compiles the same program to C++ and a library for ten seconds, which is PyTorch's to test.

@@ -182,6 +182,8 @@ def test_the_final_states_of_an_empty_sequence_are_its_initial_states():
     assert_same(exported(layers, inputs, dynamo=True), layers, inputs)
 
 
+# Other tests of this file export the operator.
+@pytest.mark.exhaustive
 @operators_in_graphs
 def test_other_cells_of_the_operator_lstm():
     class Both(nn.Module):
@@ -254,6 +256,8 @@ class Own(Cell):
         return state.h + torch.sigmoid(gate.f), {}
 
 
+# Other tests of this file export other cells, and any number of steps.
+@pytest.mark.exhaustive
 @scans
 @pytest.mark.parametrize("cell", [Own(), pytest.param(LayerNormGRU(), marks=pytest.mark.exhaustive)], ids=repr)
 def test_other_cells_take_any_number_of_steps(cell):

@@ -210,7 +210,7 @@ def test_gradcheck(entry, turn):
 
 
 @each_entry
-@every(5)
+@every(9)
 def test_gradgradcheck(entry, turn):
     from torch.testing._internal.common_utils import gradgradcheck
 

@@ -60,6 +60,8 @@ def run(folder, program):
     return json.loads(done.stdout)
 
 
+# Both libraries are run by `make clients`, too.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "imports",
     [

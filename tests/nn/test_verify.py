@@ -219,6 +219,8 @@ def test_an_error_of_the_call_comes_through_and_the_next_call_works(x):
     assert verify(model, x).agrees
 
 
+# It compiles a model only to ignore that.
+@pytest.mark.exhaustive
 def test_a_compiled_model_is_run_uncompiled(x):
     model = torch.compile(gatewise.LSTM(4, 8), backend="aot_eager")
     model(x)

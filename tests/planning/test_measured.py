@@ -76,7 +76,7 @@ def allocated_on_cpu(work):
         pytest.param(
             *((20, 24, 32), {"dropout": 0.0, "layer_dropout": 0.0}, IN_CHUNKS, "float32"), marks=pytest.mark.exhaustive
         ),
-        ((20, 24, 32), {}, FED_LEAN | IN_CHUNKS, "float32"),
+        pytest.param((20, 24, 32), {}, FED_LEAN | IN_CHUNKS, "float32", marks=pytest.mark.exhaustive),
         ((20, 24, 32), {"score": "dot"}, IN_CHUNKS, "bfloat16"),
         pytest.param((20, 24, 32), {"target_size": 20_000}, AT_ONCE, "float32", marks=pytest.mark.exhaustive),
         pytest.param(

@@ -88,12 +88,16 @@ def test_a_model_that_never_fits_is_said_not_to():
     assert message.endswith("raise the budget, or use a smaller model.")
 
 
+# A budget that cannot be met is tested, too.
+@pytest.mark.exhaustive
 def test_a_device_that_is_too_small_is_a_budget_that_cannot_be_met():
     small = H200.replace(memory_bytes=2 << 30)
     planner(small).plan(batches())
     assert "(auto)" in refusal("auto", size=1000, device=small)
 
 
+# It plans several times.
+@pytest.mark.exhaustive
 def test_graphs_of_several_shapes_have_memory_beside_launched_steps():
     several = Batching("batch", 128, lambda count: [Shape(50, 50, count), Shape(10, 10, count)])
     least = min(planner()._choices(128, several), key=lambda choice: choice.peak.bytes)

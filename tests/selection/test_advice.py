@@ -184,6 +184,8 @@ def test_the_largest_batch_is_the_one_up_to_which_every_one_fits(monkeypatch, ch
         assert largest_batch(nothing.replace(batch=start), device) == expected
 
 
+# Budgets are compared with brute force, too.
+@pytest.mark.exhaustive
 def test_half_the_memory_holds_about_half_the_batch():
     whole, half = (largest_batch(PTB, H200.replace(memory_bytes=size << 30)) for size in (64, 32))
     assert 0.45 < half / whole < 0.52

@@ -16,7 +16,9 @@ PLAIN = Problem(time=20, batch=8, input_size=64, hidden_size=64, needs_grad=True
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    each_value([*itertools.product(Device.names(), [torch.float64, torch.float32, torch.float16, torch.bfloat16])]),
+    each_value(
+        [*itertools.product(Device.names(), [torch.float64, torch.float32, torch.float16, torch.bfloat16])], most=6
+    ),
     ids=str,
 )
 def test_some_kernel_takes_every_problem(name, dtype):

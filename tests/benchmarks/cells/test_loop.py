@@ -102,6 +102,8 @@ def test_a_step_is_compiled_once_for_all_times_and_batches(monkeypatch: pytest.M
         assert len(graphs) == count  # PyTorch takes a size of 1 for special
 
 
+# It compiles many functions.
+@pytest.mark.exhaustive
 def test_cells_do_not_share_the_limit_of_compilations(traced_only: None) -> None:
     config: Any = torch._dynamo.config
     limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"

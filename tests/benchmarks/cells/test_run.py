@@ -80,6 +80,8 @@ def test_a_measured_row(tiny, observer) -> None:
     assert found.settings["reset_rate"] == 0.03
 
 
+# Other tests of this file run some rows.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("count", "names", "directions"),
     [
@@ -158,6 +160,8 @@ class NormedLSTM(gatewise.Cell):
         return torch.sigmoid(normed(gate.o)) * torch.tanh(parameter.gain * normed(c)), {"c": c}
 
 
+# Other tests of this file run other cells.
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.*NormedLSTM")
 def test_a_cell_with_statistics_over_units(tiny, observer, traced_only) -> None:
     (found,) = records_of(tiny, observer, cells=(NormedLSTM(),), ways=OPTIONAL)

@@ -66,6 +66,8 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "same_curve", lambda ours, theirs: Agreement(0.0, 0.0))
 
 
+# A run of a model and its report are tested below.
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("untrained")
 def test_training_and_inference(observer) -> None:
     workload = dataclasses.replace(SPEECH, program=dataclasses.replace(SPEECH.program, time=4, frames=4))

@@ -139,6 +139,8 @@ def test_the_shares_are_the_whole_peak(plain) -> None:
     assert dataclasses.replace(plain, parts={}).shares() == {}
 
 
+# The picture of cells is drawn by the same functions.
+@pytest.mark.exhaustive
 def test_picture(plain, ours, largest, largest_plain, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     files = picture.draw([plain, ours, largest_plain, largest], tmp_path / "nmt")

@@ -174,6 +174,8 @@ def test_each_row_is_announced_and_answered(monkeypatch: pytest.MonkeyPatch) -> 
         assert min(answer["samples"]) > 0
 
 
+# The language model is measured in the same way.
+@pytest.mark.exhaustive
 def test_translation_is_measured_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     found, own = Answers(monkeypatch), TranslationTraining(QUICK_TRANSLATION)
     ways = ("gatewise train nmt",)
@@ -242,6 +244,8 @@ worker.main()
 """
 
 
+# Rows that are wrong are tested in one process.
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("forked")
 def test_a_row_that_becomes_nan_in_one_process_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "diverging_worker.py").write_text(DIVERGING)

@@ -110,6 +110,8 @@ def test_more_items_than_threads(monkeypatch, most_bytes, cut_where):
     check(sources, problem, 1e-4)
 
 
+# A slow block is tested with other passes.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("slow", "most"), exhaustive_unless([(0, 0)], itertools.product([0, 2], [0, 1 << 20])), ids=str
 )

@@ -142,7 +142,8 @@ def test_single_steps_on_tensor_cores_compile(architecture, dtype, cell, rows, w
             (1, 2, 8),
             (False, True),
             (False, True),
-        )
+        ),
+        most=4,
     ),
     ids=str,
 )
