@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections import defaultdict
 from pathlib import Path
 
@@ -92,6 +93,14 @@ def test_the_page_compares_training_calls_with_other_kernels():
         ]
         mean = math.exp(sum(map(math.log, own)) / len(own))
         assert f"| {kind} | {len(own)} | {sum(each > 1 for each in own)} | {mean:.2f} | {min(own):.2f} |" in text
+
+
+def test_the_changelog_compares_known_training_calls_with_their_times_before():
+    lines = (ROOT / "benchmarks/results/single_steps.jsonl").read_text("utf-8").splitlines()
+    times = [row["us"] for row in map(json.loads, lines) if "before" in row.get("us", ())]
+    ratio = statistics.median(us["stepwise"] / us["before"] for us in times)
+    text = " ".join((ROOT / "CHANGELOG.md").read_text("utf-8").split())
+    assert f"{len(times)} measured calls take {ratio:.2f} of their time before" in text
 
 
 def test_pages_compare_training_of_one_step_with_pytorch():

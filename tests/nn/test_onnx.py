@@ -256,8 +256,6 @@ class Own(Cell):
         return state.h + torch.sigmoid(gate.f), {}
 
 
-# Other tests of this file export other cells, and any number of steps.
-@pytest.mark.exhaustive
 @scans
 @pytest.mark.parametrize("cell", [Own(), pytest.param(LayerNormGRU(), marks=pytest.mark.exhaustive)], ids=repr)
 def test_other_cells_take_any_number_of_steps(cell):

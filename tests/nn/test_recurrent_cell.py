@@ -208,8 +208,6 @@ def test_autocast_converts_what_is_given(cell):
 
 
 # A layer of the first one is compiled in test_parameters_of_cells.py, too.
-# Layers of these cells are compiled in test_compile.py.
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "cell",
     [*(pytest.param(cell, marks=pytest.mark.exhaustive) for cell in (PeepholeLSTM(), GRU())), SLSTM()],

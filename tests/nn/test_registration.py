@@ -60,7 +60,7 @@ def run(folder, program):
     return json.loads(done.stdout)
 
 
-# Both libraries are run by `make clients`, too.
+# `make clients` runs Opacus, too.
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "imports",

@@ -186,8 +186,6 @@ def test_meta_tensors():
     assert (y.shape, h_n.shape) == ((T, B, H), (1, B, H))
 
 
-# Reversed layers take the same operators when they are compiled as other ones: test_compile.py.
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_compiled(dynamic):
     ours, _ = pair_of("lstm", dtype=torch.float32)

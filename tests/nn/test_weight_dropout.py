@@ -197,8 +197,6 @@ def test_autocast_converts_the_masked_matrices(kind):
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)
 
 
-# Dropped weights are weights of a call, as those of other compiled layers: test_compile.py.
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "kind", [*[pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("lstm", "gru")], "lstm recurrent"]
 )

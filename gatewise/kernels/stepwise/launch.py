@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -158,6 +160,31 @@ class Launch:
     def _launch(self, entry: str, shape: driver.Shape, arguments: ctypes.Structure, table: int) -> None:
         binary = _binary(self._name, self._cell, (*self._macros, ("TABLE", table)), self._device.index)
         driver.launch(binary, entry, shape, arguments, self._device)
+
+
+class Prepared(NamedTuple):
+    """A launch whose struct begins with addresses, which each call writes anew.
+
+    Attributes:
+        addresses: The struct as an array of addresses.
+        launch: A function that launches the kernel on the current stream, with the struct as it is then.
+    """
+
+    addresses: ctypes.Array[ctypes.c_uint64]
+    launch: Callable[[], None]
+
+    @classmethod
+    def of(
+        cls, binary: bytes, entry: str, shape: driver.Shape, arguments: ctypes.Structure, device: torch.device
+    ) -> Prepared:
+        """Prepare the launch of a kernel; the arguments are those of `driver.prepared`."""
+        addresses = (ctypes.c_uint64 * (ctypes.sizeof(arguments) // 8)).from_buffer(arguments)
+        return cls(addresses, driver.prepared(binary, entry, shape, arguments, device))
+
+    def __call__(self, *tensors: Tensor | None) -> None:
+        """Launch the kernel, with the addresses of these tensors as the first ones in the struct; 0 for None."""
+        self.addresses[: len(tensors)] = [address(tensor) or 0 for tensor in tensors]
+        self.launch()
 
 
 def macros_of(

@@ -27,7 +27,7 @@ from gatewise.contract.weights import DirectionWeights, by_direction
 from gatewise.derivation.fused import carried_states
 from gatewise.derivation.row import row_code
 from gatewise.kernels.cuda import driver, toolchain
-from gatewise.kernels.stepwise.launch import SOURCES, address
+from gatewise.kernels.stepwise.launch import SOURCES, Prepared, address
 from gatewise.kernels.stepwise.products import state_dtype
 from gatewise.kernels.stepwise.single_criteria import MOST_PARAMETERS, is_tiled
 from gatewise.kernels.stepwise.single_form import LANES, VECTOR_BYTES, Form
@@ -263,9 +263,7 @@ def single_call(problem: Problem, inputs: Inputs, sums: Tensor | None = None) ->
 
 
 @functools.lru_cache(maxsize=256)
-def _launches_of(
-    problem: Problem, device: torch.device, misaligned: tuple[int, ...], thread: int
-) -> list[tuple[ctypes.Array, Callable[[], None]]]:
+def _launches_of(problem: Problem, device: torch.device, misaligned: tuple[int, ...], thread: int) -> list[Prepared]:
     """Return the launch of each layer of a call, with the addresses of its tensors as an array that a call writes to.
 
     The launches depend on nothing of a call but the arguments of this function: a call writes all addresses anew.
@@ -285,8 +283,7 @@ def _launches_of(
         )
         arguments = Call(single)
         binary, shape = _kernel_of(problem.cell, problem.dtype, arguments.of, device, above=layer > 0)
-        addresses = (ctypes.c_uint64 * (ctypes.sizeof(Call) // 8)).from_buffer(arguments)
-        found.append((addresses, driver.prepared(binary, "single_call", shape, arguments, device)))
+        found.append(Prepared.of(binary, "single_call", shape, arguments, device))
     return found
 
 

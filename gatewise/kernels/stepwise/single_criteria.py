@@ -44,7 +44,10 @@ _TILED_VALUES = 8
 _MOST_TILED_SUMS = (40 << 10) // (4 * MOST_TILED_WARPS * TILED_UNITS)
 """The largest number of sums of a unit, those of all sequences together, for which 40 KiB of shared memory suffice."""
 
-_MOST_TOTALS = (48 << 10) // (32 * 8)
+SHARED_BYTES = 48 << 10
+"""The shared memory that a block can have without asking for more."""
+
+_MOST_TOTALS = SHARED_BYTES // (32 * 8)
 """The largest number of sums and parameters in training: shared memory has a total of each for 32 threads."""
 
 MOST_PARAMETERS = 8

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,10 +22,10 @@ from gatewise.derivation.fused import carried_states
 from gatewise.derivation.row import row_code
 from gatewise.kernels.cuda import deep_products, driver, formats, toolchain
 from gatewise.kernels.stack import Layer, LayerGradients
-from gatewise.kernels.stepwise.launch import SOURCES
+from gatewise.kernels.stepwise.launch import SOURCES, Prepared
 from gatewise.kernels.stepwise.products import gradients_dtype, state_dtype
 from gatewise.kernels.stepwise.single import aligned, readable, single_call
-from gatewise.kernels.stepwise.single_criteria import MOST_PARAMETERS, MOST_ROWS
+from gatewise.kernels.stepwise.single_criteria import MOST_PARAMETERS, MOST_ROWS, SHARED_BYTES
 from gatewise.kernels.stepwise.single_form import LANES, VECTOR_BYTES, rows_of, width_of
 from gatewise.kernels.sums import of_input, recurrent_runs
 
@@ -36,7 +35,6 @@ _THREADS = 512  # of a block that computes products
 _COLUMN_BYTES = 32  # of a row of a weight matrix, which a block multiplies: what the cache reads from memory at once
 _OUTER_ROWS = 32  # of the gradient of a weight matrix, which a block computes
 _MOST_LANES = 16  # the threads of a unit in the adjoint, which share the sequences
-_SHARED_BYTES = 48 << 10  # of a block, without asking for more
 
 
 class Adjoint(ctypes.Structure):
@@ -63,16 +61,25 @@ class Products(ctypes.Structure):
     ]
 
 
-class _Prepared(NamedTuple):
-    """A launch, and the addresses in its struct, which a call writes to."""
+class _Factors(NamedTuple):
+    """The factors of the matrix products of a backward pass.
 
-    addresses: ctypes.Array
-    launch: Callable[[], None]
+    Attributes:
+        x: The input [1, B, I].
+        h0: The hidden states before the step [1, B, H].
+        w_ih: The input weights [G*H, I].
+        w_hh: The recurrent weights [G*H, H].
+        dsums: The gradients of the sums [B, number of sums * H].
+        direct: The part of the gradient of the hidden states [B, H] that is in no product, in the dtype of states; None
+            if the cell's step reads them in products alone.
+    """
 
-    def __call__(self, *addresses: int) -> None:
-        """Launch the kernel with the struct's first addresses."""
-        self.addresses[: len(addresses)] = addresses
-        self.launch()
+    x: Tensor
+    h0: Tensor
+    w_ih: Tensor
+    w_hh: Tensor
+    dsums: Tensor
+    direct: Tensor | None
 
 
 def forward(problem: Problem, layer: Layer) -> Result:
@@ -100,7 +107,6 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
         # A thread writes the addresses of a call to arguments of its own.
         adjoint, multiply = _launches_of(problem, x.shape[2], matrices, needs, device, threading.get_ident())
         dsums, dothers = x.new_empty(batch, len(cell.sums) * size), torch.empty_like(c0)
-        # Cells whose step reads the hidden state element by element have a gradient of it that is in no product.
         direct = None
         if len(carried_states(cell)) > len(cell.states):
             direct = x.new_empty(batch, size, dtype=state_dtype(problem.dtype))
@@ -110,15 +116,13 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
         if needs.weights and cell.parameters:
             parameters = x.new_empty(len(cell.parameters), size)
         given = [None if each is None else aligned(each) for each in above]
-        adjoint(
-            *map(
-                _address,
-                (result.kept[0], h0, c0, *given, dsums, dothers, direct, *(biases or (None, None)), parameters),
-            ),
-            *[parameter.data_ptr() for parameter in own[len(own) - len(cell.parameters) :]],
-        )
-        products = _few_products if batch <= MOST_ROWS else _library_products
-        dx, dh0, dw_ih, dw_hh = products(problem, x, h0, own, dsums, direct, needs, multiply)
+        results = dsums, dothers, direct, *(biases or (None, None)), parameters
+        adjoint(result.kept[0], h0, c0, *given, *results, *own[len(own) - len(cell.parameters) :])
+        factors = _Factors(x, h0, own[0], own[1], dsums, direct)
+        if multiply is None:
+            dx, dh0, dw_ih, dw_hh = _library_products(problem, factors, needs)
+        else:
+            dx, dh0, dw_ih, dw_hh = _few_products(problem, factors, needs, multiply)
     found = [dw_ih, dw_hh]
     if problem.bias:
         found += biases or (None, None)
@@ -129,40 +133,22 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
-def _few_products(
-    problem: Problem,
-    x: Tensor,
-    h0: Tensor,
-    weights: Sequence[Tensor],
-    dsums: Tensor,
-    direct: Tensor | None,
-    needs: Needs,
-    multiply: Callable[..., None] | None,
-) -> _Gradients:
+def _few_products(problem: Problem, factors: _Factors, needs: Needs, multiply: Prepared) -> _Gradients:
     """Return the gradients of x, h0 and both weight matrices, which one launch computes."""
-    if multiply is None:
-        return None, None, None, None
-    wide, (w_ih, w_hh) = gradients_dtype(problem), weights[:2]
+    x, h0, w_ih, w_hh, *_ = factors
+    wide = gradients_dtype(problem)
     dx = torch.empty_like(x) if needs.x else None
     dh0 = torch.empty_like(h0) if needs.state else None
     dw_ih = torch.empty_like(w_ih, dtype=wide) if needs.weights else None
     dw_hh = torch.empty_like(w_hh, dtype=wide) if needs.weights else None
-    multiply(*map(_address, (dsums, x, h0, w_ih, w_hh, direct, dx, dh0, dw_ih, dw_hh)))
+    multiply(factors.dsums, x, h0, w_ih, w_hh, factors.direct, dx, dh0, dw_ih, dw_hh)
     return dx, dh0, dw_ih, dw_hh
 
 
-def _library_products(
-    problem: Problem,
-    x: Tensor,
-    h0: Tensor,
-    weights: Sequence[Tensor],
-    dsums: Tensor,
-    direct: Tensor | None,
-    needs: Needs,
-    multiply: Callable[..., None] | None,
-) -> _Gradients:
-    """Return what `_few_products` returns, by products of the library."""
-    size, wide, (w_ih, w_hh) = problem.hidden_size, gradients_dtype(problem), weights[:2]
+def _library_products(problem: Problem, factors: _Factors, needs: Needs) -> _Gradients:
+    """Return the gradients of x, h0 and both weight matrices, which PyTorch's matrix products compute."""
+    x, h0, w_ih, w_hh, dsums, direct = factors
+    size, wide = problem.hidden_size, gradients_dtype(problem)
     of_x, runs = of_input(dsums, problem.gate_rows), recurrent_runs(problem.cell)
     dx = dh0 = dw_ih = dw_hh = None
     if needs.x:
@@ -171,8 +157,8 @@ def _library_products(
         dh0 = torch.empty_like(h0)
         first, *others = [(run.columns_of(dsums, size), run.rows_of(w_hh, size)) for run in runs]
         deep_products.mm(*first, dh0[0])
-        for factors in others:
-            deep_products.addmm(dh0[0], *factors)
+        for pair in others:
+            deep_products.addmm(dh0[0], *pair)
         if direct is not None:
             dh0 += direct
     if needs.weights:
@@ -186,8 +172,8 @@ def _library_products(
 @functools.lru_cache(maxsize=256)
 def _launches_of(
     problem: Problem, inputs: int, misaligned: tuple[int, int], needs: Needs, device: torch.device, thread: int
-) -> tuple[_Prepared, _Prepared | None]:
-    """Return the launches of a backward pass; None for the second if the library multiplies, or nothing is needed.
+) -> tuple[Prepared, Prepared | None]:
+    """Return the launches of a backward pass; None for the second if PyTorch multiplies, or nothing is needed.
 
     The launches depend on nothing of a call but the arguments of this function: a call writes all addresses anew.
 
@@ -209,12 +195,8 @@ def _launches_of(
     source = SOURCES / "single_backward.cu"
     binary = toolchain.compile_source(source, numbers.architecture, defined, row_code(problem.cell))
 
-    def prepared(entry: str, arguments: ctypes.Structure, shape: driver.Shape) -> _Prepared:
-        addresses = (ctypes.c_uint64 * (ctypes.sizeof(arguments) // 8)).from_buffer(arguments)
-        return _Prepared(addresses, driver.prepared(binary, entry, shape, arguments, device))
-
     shape = driver.Shape((-(-size // LANES), 1, 1), LANES * defined["LANES_OF_UNIT"], 0, cooperative=False)
-    adjoint = prepared("single_adjoint", Adjoint(batch=batch, units=size), shape)
+    adjoint = Prepared.of(binary, "single_adjoint", shape, Adjoint(batch=batch, units=size), device)
     if not few or not any(needs):
         return adjoint, None
     columns, outer = _COLUMN_BYTES // itemsize, -(-problem.gate_rows // _OUTER_ROWS)
@@ -224,11 +206,7 @@ def _launches_of(
     early = numbers.capability >= (9, 0)
     shape = driver.Shape((sum(blocks), 1, 1), _THREADS, 0, cooperative=False, early=early)
     arguments = Products(batch=batch, inputs=inputs, units=size, blocks=(_SIZE * 4)(*blocks))
-    return adjoint, prepared("single_products", arguments, shape)
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+    return adjoint, Prepared.of(binary, "single_products", shape, arguments, device)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -255,7 +233,7 @@ def macros(cell: Cell, dtype: torch.dtype, widths: tuple[int, int], rows: int, *
         "WIDTH": widths[1],
         "WIDE": int(wide),
         "ROWS": rows if few else 1,
-        "LANES_OF_UNIT": min(rows, _MOST_LANES, _SHARED_BYTES // totals),
+        "LANES_OF_UNIT": min(rows, _MOST_LANES, SHARED_BYTES // totals),
         "PRODUCTS": int(few),
         "THREADS": _THREADS,
         "COLUMNS": _COLUMN_BYTES // dtype.itemsize,

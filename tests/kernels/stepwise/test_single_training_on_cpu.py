@@ -12,6 +12,7 @@ from gatewise.derivation.trace import is_pointwise
 from gatewise.kernels.stepwise import single, single_training, stepwise
 from gatewise.kernels.stepwise.single_criteria import is_single_training
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
+from tests.kernels.stepwise.test_passes_on_cpu import Unrefused
 from tests.nn.test_stream import Momentum
 from tests.pairwise import each_value, pairwise
 
@@ -20,17 +21,6 @@ CELLS = [*filter(is_pointwise, SHIPPED), Averaged(LSTM(), (0.0, 0.3)), Momentum(
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # Pieces of one value up to 16 bytes, different ones of both matrices, and rows of several rounds.
 SIZES = ((5, 7), (8, 16), (1, 1), (40, 132), (33, 264), (600, 12))
-
-
-class Unrefused:
-    """The kernel without the criteria that require a GPU."""
-
-    name, layouts = stepwise.name, stepwise.layouts
-    forward, backward = staticmethod(stepwise.forward), staticmethod(stepwise.backward)
-    single_use = staticmethod(stepwise.single_use)
-
-    def criteria(self):
-        return ()
 
 
 @pytest.fixture
