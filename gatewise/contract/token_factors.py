@@ -71,6 +71,7 @@ class FactorReceiver:
         scale: The number by which one factor of each product is multiplied, so that the sum over the processes is a
             mean: one over their number. For powers of two this rounds nothing.
         rooms: The memory for each factor [processes, N, F]; empty before the node has allocated it.
+        parts: The factors of this process [N, F], which need not be in that memory; empty before the node has left them.
     """
 
     def __init__(self, stated: TokenFactors, rank: int, count: int, ready: Callable[[], None]) -> None:
@@ -78,6 +79,7 @@ class FactorReceiver:
         self._compute: Compute | None = None
         self.scale = 1 / count
         self.rooms: list[Tensor] = []
+        self.parts: list[Tensor] = []
 
     def new(self, like: Tensor) -> list[Tensor]:
         """Return uninitialised memory for the factors of this process [N, F], on the device of a tensor."""
@@ -86,14 +88,16 @@ class FactorReceiver:
         self.rooms = [like.new_empty(count, tokens, width, dtype=dtype) for width, dtype in kinds]
         return [room[self._rank] for room in self.rooms]
 
-    def leave(self, compute: Compute) -> None:
-        """Leave the factors, which have been written to the memory from `new` on the current stream.
+    def leave(self, compute: Compute, parts: Sequence[Tensor] = ()) -> None:
+        """Leave the factors, for which the current stream has the work.
 
         Args:
             compute: A function that returns the gradients, in the order of `TokenFactors.weights`, computed from the
                 factors of all tokens.
+            parts: The factors of this process, contiguous; nothing if they are in the memory from `new`.
         """
         self._compute = compute
+        self.parts = list(parts) or [room[self._rank] for room in self.rooms]
         self._ready()
 
     def gradients(self) -> Sequence[Tensor]:
@@ -105,7 +109,7 @@ class FactorReceiver:
         if self._compute is None:
             raise RuntimeError("a backward pass has left no factors of the gradients that it said it would leave")
         found = self._compute([room.flatten(0, 1) for room in self.rooms])
-        self._compute, self.rooms = None, []
+        self._compute, self.rooms, self.parts = None, [], []
         return found
 
 

@@ -260,10 +260,9 @@ def _leave_factors(
     If the bias is a column of the rows, its gradient is a part of the same product, and None is returned.
     """
     with_bias = rows.shape[1] > size
-    of_scores, of_rows = receiver.new(rows)
-    of_scores.copy_(scores)
+    _, of_rows = receiver.new(rows)
     torch.mul(rows, share * factor * receiver.scale, out=of_rows)
-    receiver.leave(functools.partial(_from_factors, (vocabulary, size), dtypes, with_bias))
+    receiver.leave(functools.partial(_from_factors, (vocabulary, size), dtypes, with_bias), (scores, of_rows))
     if with_bias:
         return None
     return _scaled(torch.mv(scores.t(), share.to(scores.dtype).squeeze(1)), factor, dtypes[1])

@@ -15,6 +15,7 @@ from torch.nn import functional
 from gatewise.contract import token_factors
 from gatewise.contract.data_parallel import multiprocessors_left
 from gatewise.contract.token_factors import TokenFactors
+from gatewise.models.table_gradient import can_add, table_gradient
 
 _NO_PADDING = -1
 _MOST_UNSORTED = 3072  # tokens; PyTorch sorts more of them before it adds up their gradients, which takes longer
@@ -64,4 +65,7 @@ class _Lookup(torch.autograd.Function):
 
 
 def _of_table(gradient: Tensor, tokens: Tensor, rows: int) -> Tensor:
+    # PyTorch's operator can be differentiated again.
+    if not torch.is_grad_enabled() and can_add(gradient, tokens):
+        return table_gradient(gradient, tokens, rows)
     return torch.ops.aten.embedding_dense_backward(gradient, tokens, rows, _NO_PADDING, False)

@@ -157,8 +157,12 @@ class GradientExchange:
         whole = [*map(_gradient, rest), *others]
         sent.append((rest, self._processes.start_average(whole, bfloat16=self._bfloat16)))
         # Products are computed while others are sent; the factors that were sent first have arrived first.
-        sent = [(each.weights, each.finish) for each in dict.fromkeys(self._factors.values())] + sent
+        from_factors = list(dict.fromkeys(self._factors.values()))
         self._rows, self._factors, self._turns = {}, {}, Turns((), _nothing_to_start)
+        for each in from_factors:
+            each.finish()
+        # What is done with several gradients at once takes less time than with one after the other.
+        arrived([weight for each in from_factors for weight in each.weights])
         for owners, finish in sent:
             finish()
             arrived(owners)

@@ -69,7 +69,7 @@ class FactorExchange:
     def start(self) -> None:
         """Send the factors of this process, if this has not been done."""
         if self._sent is None:
-            self._sent = self._processes.start_all_gather_into(self._receiver.rooms)
+            self._sent = self._processes.start_all_gather_into(self._receiver.rooms, self._receiver.parts)
 
     def finish(self) -> None:
         """Wait for the factors of all processes, and give each weight the mean of the gradients."""

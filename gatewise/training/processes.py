@@ -163,19 +163,21 @@ class Processes:
 
         return finish
 
-    def start_all_gather_into(self, tensors: Sequence[torch.Tensor]) -> Finish:
+    def start_all_gather_into(self, tensors: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Finish:
         """Begin to gather a part of each tensor from each process, and return a function that waits for all.
 
         It is one collective for all tensors (a coalesced all-gather): in a CUDA graph each has a branch of its own.
 
         Args:
-            tensors: Contiguous tensors [processes, N, ...], of which each process has written the part of its rank.
+            tensors: The memory for the parts of all processes, by rank, contiguous [processes, N, ...].
+            parts: The part of this process for each tensor, contiguous [N, ...]. It may be the place for it in that
+                memory, and nothing may write it until all have been gathered.
         """
         if self.count == 1:
             return _nothing
         with distributed._coalescing_manager(async_ops=True) as together:
-            for tensor in tensors:
-                distributed.all_gather_into_tensor(tensor.flatten(0, 1), tensor[self.rank])
+            for tensor, part in zip(tensors, parts, strict=True):
+                distributed.all_gather_into_tensor(tensor.flatten(0, 1), part)
         return together.wait
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:

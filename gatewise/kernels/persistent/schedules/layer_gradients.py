@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from torch import Tensor
 
+from gatewise.contract import token_factors
 from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent.launches import Tokens
@@ -53,9 +55,16 @@ def write(
             if bias is not None and both:
                 matrix_products.write_biases(problem, bias[direction], *both)
         return
-    # First what is exchanged between processes while the rest is computed.
-    if into:
-        matrix_products.weight_gradients(problem, layer, y, dgates, bias, lengths, tokens, into, scratch)
+    # Gradients that processes exchange come first, so that they are sent while the rest is computed. Factors, which are
+    # sent in less time than the next layer takes, come last, because a product beside a collective takes longer.
+    leaves_factors = token_factors.receiver.get() is not None
+    write_weights = functools.partial(
+        matrix_products.weight_gradients, problem, layer, y, dgates, bias, lengths, tokens, into, scratch
+    )
+    if into and not leaves_factors:
+        write_weights()
     if flat is not None:
         dsums = [tokens.flat(sums) for sums in dgates]
         matrix_products.input_gradient(problem, dsums, layer.weights, flat, scratch, kept)
+    if into and leaves_factors:
+        write_weights()
