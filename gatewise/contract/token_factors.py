@@ -71,7 +71,7 @@ class FactorReceiver:
         scale: The number by which one factor of each product is multiplied, so that the sum over the processes is a
             mean: one over their number. For powers of two this rounds nothing.
         rooms: The memory for each factor [processes, N, F]; empty before the node has allocated it.
-        parts: The factors of this process [N, F], which need not be in that memory; empty before the node has left them.
+        parts: The factors of this process [N, F], which may be in other memory; empty before the node has left them.
     """
 
     def __init__(self, stated: TokenFactors, rank: int, count: int, ready: Callable[[], None]) -> None:

@@ -134,6 +134,8 @@ class _Stepwise:
             # all layers, before they are joined.
             states = problem.num_layers * (1 + len(problem.cell.states)) if problem.num_layers > 1 else 0
             values = len(problem.cell.sums) + 4 + states
+            if problem.batch > MOST_ROWS and len(recurrent_runs(problem.cell)) > 1:
+                values += len(problem.cell.gates)  # the gradients of the recurrent products
             return problem.batch * problem.hidden_size * values * problem.element_bytes
         if (wide := padding.padded(problem, device)) is not None:
             return self.workspace_bytes(wide, device) + padding.workspace_bytes(problem, wide)
@@ -196,8 +198,7 @@ class _Stepwise:
 
 def _work_of_single_training(problem: Problem) -> Work:
     few, layers = problem.batch <= MOST_ROWS, problem.num_layers
-    # The library computes two products for the input weights, and two for each run of the recurrent weights.
-    launches = 3 if few else 4 + 2 * len(recurrent_runs(problem.cell))
+    launches = 3 if few else 6  # the library computes two products for each weight matrix
     return Work(
         matmul_flops=3 * problem.matmul_flops,
         # The weights are read twice, and their gradients are written.

@@ -42,8 +42,8 @@ class Adjoint(ctypes.Structure):
 
     _fields_ = [
         *[(name, _POINTER) for name in ("sums", "hidden", "others", "dy", "dhidden_after", "dothers_after")],
-        *[(name, _POINTER) for name in ("dsums", "dothers", "dhidden", "dinput_bias", "drecurrent_bias")],
-        ("dparameters", _POINTER),
+        *[(name, _POINTER) for name in ("dsums", "dothers", "dhidden", "dhidden_before", "dproducts")],
+        *[(name, _POINTER) for name in ("dinput_bias", "drecurrent_bias", "dparameters")],
         ("parameters", _POINTER * MOST_PARAMETERS),
         ("batch", _SIZE),
         ("units", _SIZE),
@@ -70,8 +70,10 @@ class _Factors(NamedTuple):
         w_ih: The input weights [G*H, I].
         w_hh: The recurrent weights [G*H, H].
         dsums: The gradients of the sums [B, number of sums * H].
-        direct: The part of the gradient of the hidden states [B, H] that is in no product, in the dtype of states; None
-            if the cell's step reads them in products alone.
+        dproducts: The gradients of the recurrent products [B, G*H]; None if they are the gradients of the sums.
+        direct: The part of the gradient of the hidden states [B, H] that is in no product; None if the cell's step
+            reads them in products alone. It is in the dtype of states for a launch, and in that of the call for the
+            library.
     """
 
     x: Tensor
@@ -79,6 +81,7 @@ class _Factors(NamedTuple):
     w_ih: Tensor
     w_hh: Tensor
     dsums: Tensor
+    dproducts: Tensor | None
     direct: Tensor | None
 
 
@@ -107,18 +110,23 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
         # A thread writes the addresses of a call to arguments of its own.
         adjoint, multiply = _launches_of(problem, x.shape[2], matrices, needs, device, threading.get_ident())
         dsums, dothers = x.new_empty(batch, len(cell.sums) * size), torch.empty_like(c0)
-        direct = None
+        wide = narrow = dproducts = None
         if len(carried_states(cell)) > len(cell.states):
-            direct = x.new_empty(batch, size, dtype=state_dtype(problem.dtype))
+            if multiply is not None:
+                wide = x.new_empty(batch, size, dtype=state_dtype(problem.dtype))
+            elif needs.state:
+                narrow = x.new_empty(batch, size)
+        if multiply is None and len(recurrent_runs(cell)) > 1:
+            dproducts = x.new_empty(batch, problem.gate_rows)
         biases = parameters = None
         if needs.weights and problem.bias:
             biases = x.new_empty(2, problem.gate_rows, dtype=gradients_dtype(problem)).unbind(0)
         if needs.weights and cell.parameters:
             parameters = x.new_empty(len(cell.parameters), size)
         given = [None if each is None else aligned(each) for each in above]
-        results = dsums, dothers, direct, *(biases or (None, None)), parameters
+        results = dsums, dothers, wide, narrow, dproducts, *(biases or (None, None)), parameters
         adjoint(result.kept[0], h0, c0, *given, *results, *own[len(own) - len(cell.parameters) :])
-        factors = _Factors(x, h0, own[0], own[1], dsums, direct)
+        factors = _Factors(x, h0, own[0], own[1], dsums, dproducts, narrow if wide is None else wide)
         if multiply is None:
             dx, dh0, dw_ih, dw_hh = _library_products(problem, factors, needs)
         else:
@@ -147,25 +155,20 @@ def _few_products(problem: Problem, factors: _Factors, needs: Needs, multiply: P
 
 def _library_products(problem: Problem, factors: _Factors, needs: Needs) -> _Gradients:
     """Return the gradients of x, h0 and both weight matrices, which PyTorch's matrix products compute."""
-    x, h0, w_ih, w_hh, dsums, direct = factors
-    size, wide = problem.hidden_size, gradients_dtype(problem)
-    of_x, runs = of_input(dsums, problem.gate_rows), recurrent_runs(problem.cell)
+    x, h0, w_ih, w_hh, dsums, dproducts, direct = factors
+    wide, of_x = gradients_dtype(problem), of_input(dsums, problem.gate_rows)
+    of_h = dsums if dproducts is None else dproducts
     dx = dh0 = dw_ih = dw_hh = None
     if needs.x:
         dx = deep_products.mm(of_x, w_ih).unsqueeze(0)
-    if needs.state:
-        dh0 = torch.empty_like(h0)
-        first, *others = [(run.columns_of(dsums, size), run.rows_of(w_hh, size)) for run in runs]
-        deep_products.mm(*first, dh0[0])
-        for pair in others:
-            deep_products.addmm(dh0[0], *pair)
-        if direct is not None:
-            dh0 += direct
+    if needs.state and direct is None:
+        dh0 = deep_products.mm(of_h, w_hh).unsqueeze(0)
+    elif needs.state:
+        deep_products.addmm(direct, of_h, w_hh)
+        dh0 = direct.unsqueeze(0)
     if needs.weights:
         dw_ih = deep_products.mm(of_x.t(), x[0], torch.empty_like(w_ih, dtype=wide))
-        dw_hh = torch.empty_like(w_hh, dtype=wide)
-        for run in runs:
-            deep_products.mm(run.columns_of(dsums, size).t(), h0[0], run.rows_of(dw_hh, size))
+        dw_hh = deep_products.mm(of_h.t(), h0[0], torch.empty_like(w_hh, dtype=wide))
     return dx, dh0, dw_ih, dw_hh
 
 

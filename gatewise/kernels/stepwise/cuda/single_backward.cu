@@ -38,8 +38,11 @@ struct Adjoint {
     const Value* dothers_after;
     Value* dsums;                              // the gradients of the sums [B, SUMS * H]
     Value* dothers;                            // the gradients of the other states before the step [B, STATES * H]
-    // The part of the gradient of the hidden states [B, H] that is in no product; null if the step reads them in products alone.
+    // The part of the gradient of the hidden states before the step [B, H] that is in no product: in one of two formats, and
+    // null in the other. Both are null if the step reads the hidden states in products alone, or if the gradient is not wanted.
     Real* dhidden;
+    Value* dhidden_before;
+    Value* dproducts;                          // the gradients of the recurrent products of the gates [B, GATES * H], or null
     Gradient* dinput_bias;                     // the gradients of the biases [GATES * H], or null
     Gradient* drecurrent_bias;
     Value* dparameters;                        // the gradients of the parameters [PARAMETERS, H], or null
@@ -93,14 +96,18 @@ extern "C" __global__ void __launch_bounds__(LANES * LANES_OF_UNIT) single_adjoi
 #pragma unroll
         for (int sum = 0; sum < SUMS; sum++) {
             p.dsums[(b * SUMS + sum) * p.units + unit] = narrowed(found[0].sums[sum]);
+            if (p.dproducts && recurrent_gate(sum) >= 0)
+                p.dproducts[(b * GATES + recurrent_gate(sum)) * p.units + unit] = narrowed(found[0].sums[sum]);
             totals[sum] += found[0].sums[sum];
         }
 #pragma unroll
         for (int i = 0; i < CARRIED; i++)
             if (i < STATES)
                 p.dothers[(b * STATES + i) * p.units + unit] = narrowed(found[0].states[i]);
-            else
+            else if (p.dhidden)
                 p.dhidden[place] = found[0].states[i];
+            else if (p.dhidden_before)
+                p.dhidden_before[place] = narrowed(found[0].states[i]);
 #pragma unroll
         for (int i = 0; i < PARAMETERS; i++) totals[SUMS + i] += found[0].parameters[i];
     }
