@@ -161,10 +161,11 @@ def _library_products(problem: Problem, factors: _Factors, needs: Needs) -> _Gra
     dx = dh0 = dw_ih = dw_hh = None
     if needs.x:
         dx = deep_products.mm(of_x, w_ih).unsqueeze(0)
-    if needs.state and direct is None:
-        dh0 = deep_products.mm(of_h, w_hh).unsqueeze(0)
-    elif needs.state:
-        deep_products.addmm(direct, of_h, w_hh)
+    if needs.state:
+        if direct is None:
+            direct = deep_products.mm(of_h, w_hh)
+        else:
+            deep_products.addmm(direct, of_h, w_hh)
         dh0 = direct.unsqueeze(0)
     if needs.weights:
         dw_ih = deep_products.mm(of_x.t(), x[0], torch.empty_like(w_ih, dtype=wide))
