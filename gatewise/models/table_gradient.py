@@ -13,7 +13,7 @@ from gatewise.contract.device import Device
 MOST_TOKENS = 4096
 """The largest number of tokens: each is compared with all."""
 
-_COMPARED, _ADDED, _COLUMNS, _WARPS = 1024, 16, 256, 4
+_COMPARED, _ADDED, _COLUMNS, _WARPS = 1024, 8, 256, 4
 
 
 def can_add(gradient: Tensor, tokens: Tensor) -> bool:

@@ -30,7 +30,12 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
     if path.stem != "__main__"
 }
-IN_TRITON = ("gatewise.attention.fused.programs", "gatewise.models.rows_program", "gatewise.models.softmax_program")
+IN_TRITON = (
+    "gatewise.attention.fused.programs",
+    "gatewise.models.rows_program",
+    "gatewise.models.softmax_program",
+    "gatewise.models.table_program",
+)
 
 
 @pytest.fixture(autouse=True)

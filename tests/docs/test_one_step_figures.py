@@ -103,6 +103,15 @@ def test_the_changelog_compares_known_training_calls_with_their_times_before():
     assert f"{len(times)} measured calls take {ratio:.2f} of their time before" in text
 
 
+def test_the_page_compares_training_calls_of_grus_with_products_in_parts():
+    lines = (ROOT / "benchmarks/results/single_steps.jsonl").read_text("utf-8").splitlines()
+    times = [row["us"] for row in map(json.loads, lines) if "in parts" in row.get("us", ())]
+    ratios = [us["stepwise"] / us["in parts"] for us in times]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    span = f"take {min(ratios):.2f} to {max(ratios):.2f} of the time in the table (geometric mean {mean:.2f})"
+    assert f"{len(times)} of the calls of 9 to 64 sequences {span}" in " ".join(PAGE.read_text("utf-8").split())
+
+
 def test_pages_compare_training_of_one_step_with_pytorch():
     every = newest(read_lines(ROOT / "benchmarks/results/lstm.jsonl", LayerRecord))
     rows = [
