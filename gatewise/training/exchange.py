@@ -61,8 +61,6 @@ class GradientExchange:
         self._bfloat16 = bfloat16
         self._uses_factors = factors
         self._factors: dict[torch.Tensor, FactorExchange] = {}
-        # Whether the products of factors that have arrived are computed before the next factors are sent.
-        self._multiplies_early = False
         tables = [each.weight for each in model.modules() if isinstance(each, nn.Embedding)] if rows else []
         self._tables = list(dict.fromkeys(table for table in tables if table.requires_grad))
         self._rows: dict[torch.Tensor, EmbeddingRows] = {}
@@ -108,7 +106,7 @@ class GradientExchange:
         self._factors = self._factors_of(loss, weights, trained) if self._uses_factors else {}
         self._rows = self._rows_of(loss, set(weights).difference(self._factors))
         large = [each for each in trained if each.nbytes >= LARGE_BYTES and each not in self._rows]
-        self._turns, self._multiplies_early = Turns(large, self._start), True
+        self._turns = Turns(large, self._start)
         captured = _is_captured(self._processes.device)  # then nothing is sent
         # A step that is launched from Python gains little, and the autograd graph may be large.
         self._read_once = weights_read_once(loss, large) if captured and not self._bfloat16 else set()
@@ -147,7 +145,6 @@ class GradientExchange:
         for weight in weights:
             if weight.grad is None and weight not in self._factors:
                 weight.grad = torch.zeros_like(weight)
-        self._multiplies_early = False  # what is sent from here on has no time to arrive before the next
         # All is sent before anything is waited for.
         sent: list[tuple[Sequence[torch.Tensor], Finish]] = [
             ([tensor], finish)
@@ -162,42 +159,24 @@ class GradientExchange:
         # Products are computed while others are sent; the factors that were sent first have arrived first.
         from_factors = list(dict.fromkeys(self._factors.values()))
         self._rows, self._factors, self._turns = {}, {}, Turns((), _nothing_to_start)
-        # What is done with several gradients at once takes less time than with one after the other.
-        arrived([weight for each in from_factors if each.finished for weight in each.weights])
-        others_from_factors = [each for each in from_factors if not each.finished]
-        for each in others_from_factors:
+        for each in from_factors:
             each.finish()
-        arrived([weight for each in others_from_factors for weight in each.weights])
+        # What is done with several gradients at once takes less time than with one after the other.
+        arrived([weight for each in from_factors for weight in each.weights])
         for owners, finish in sent:
             finish()
             arrived(owners)
 
     def _start(self, weight: torch.Tensor) -> Finish:
         if weight in self._factors:
-            self._send_factors(self._factors[weight])
+            self._factors[weight].start()
             return self._factors[weight].finish
-        self._multiplies_early = False  # factors arrive after the gradient, which takes longer
         gradient = _gradient(weight)
         computed = self._early.event_of(gradient) if weight in self._read_once else None
         with torch.no_grad():
             if computed is None or self._stream is None:
                 return self._processes.start_average([gradient], bfloat16=self._bfloat16)
             return self._start_at(computed, gradient, self._stream)
-
-    def _send_factors(self, exchange: FactorExchange) -> None:
-        """Send the factors of a node, and before that, compute the products of those that were sent earlier.
-
-        Libraries divide a product among all multiprocessors, so that beside a collective, which takes some of them, it
-        takes up to twice as long. Factors that were sent before the backward pass of this node have arrived by now if
-        the node has products, too: its backward pass takes longer than an exchange of factors.
-        """
-        if exchange.sent:
-            return
-        if exchange.multiplies and self._multiplies_early:
-            for earlier in dict.fromkeys(self._factors.values()):
-                if earlier.sent:
-                    earlier.finish()
-        exchange.start()
 
     def _start_at(self, computed: torch.cuda.Event, gradient: torch.Tensor, stream: torch.cuda.Stream) -> Finish:
         """Send a gradient when the event has happened, instead of at the end of the current stream's work."""

@@ -53,39 +53,28 @@ class FactorExchange:
 
     Attributes:
         weights: The leaves whose gradients are computed from the factors.
-        multiplies: Whether the gradients are products, which take longer beside a collective.
-        sent: Whether the factors of this process are sent.
-        finished: Whether the weights have their gradients.
     """
 
     def __init__(self, processes: Processes, candidate: Candidate, ready: Callable[[torch.Tensor], None]) -> None:
-        self.weights, self.multiplies = candidate.weights, candidate.stated.flops > 0
-        self.finished = False
+        self.weights = candidate.weights
         self._processes, self._tell = processes, ready
         self._receiver = FactorReceiver(candidate.stated, processes.rank, processes.count, self._ready)
-        self._arrival: Finish | None = None
+        self._sent: Finish | None = None
         candidate.node.factor_receiver = self._receiver
 
     def _ready(self) -> None:
         for weight in self.weights:
             self._tell(weight)
 
-    @property
-    def sent(self) -> bool:
-        return self._arrival is not None
-
     def start(self) -> None:
         """Send the factors of this process, if this has not been done."""
-        if self._arrival is None:
-            self._arrival = self._processes.start_all_gather_into(self._receiver.rooms, self._receiver.parts)
+        if self._sent is None:
+            self._sent = self._processes.start_all_gather_into(self._receiver.rooms, self._receiver.parts)
 
     def finish(self) -> None:
-        """Wait for the factors of all processes, and give each weight the mean of the gradients, if it has none yet."""
-        if self.finished:
-            return
-        assert self._arrival is not None  # or else the memory for the factors of others has no values
-        self._arrival()
-        self.finished = True
+        """Wait for the factors of all processes, and give each weight the mean of the gradients."""
+        assert self._sent is not None  # or else the memory for the factors of others has no values
+        self._sent()
         for weight, gradient in zip(self.weights, self._receiver.gradients(), strict=True):
             weight.grad = gradient
 

@@ -299,54 +299,6 @@ def test_a_captured_step_sends_the_factors_of_the_steps_before_it(monkeypatch):
             step(model)
 
 
-class Chain(nn.Module):
-    """Three products of weights, then lookups of embeddings; the third weight may be read twice."""
-
-    def __init__(self, *, twice: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.words = nn.Embedding(140, INPUTS)
-        self.weights = nn.ParameterList([torch.randn(INPUTS, INPUTS) / 6 for _ in range(3)])
-        self.twice = twice
-
-    def forward(self, tokens):
-        x = embedded(self.words, "tokens", tokens)
-        for weight in self.weights:
-            x = torch.tanh(Product.apply(x, weight, True))
-        return x.square().mean() + (self.weights[2].square().mean() if self.twice else 0)
-
-
-@pytest.mark.parametrize("twice", [False, True])
-def test_products_are_computed_before_the_next_factors_are_sent(twice):
-    model, log = Chain(twice=twice), []
-
-    class Two(Processes):
-        def all_gather_number(self, own):
-            return own, own
-
-        def start_all_gather_into(self, tensors, parts):
-            log.append([place for place, each in enumerate(model.weights) if each.grad is not None])
-            for each, part in zip(tensors, parts, strict=True):
-                each[:] = part
-            return lambda: None
-
-        def start_average(self, tensors, **options):
-            return lambda: None
-
-    sender, weights = GradientExchange(Two(0, 2, torch.device("cpu")), model, factors=True), list(model.parameters())
-    arrived = []
-    with all_are_large(), for_data_parallel(0):
-        loss = model(torch.arange(TOKENS))
-        with sender.during_backward(loss, weights):
-            loss.backward()
-        sender.average(weights, arrived=arrived.extend)
-    # The third weight's gradient is accumulated as a whole if it is read twice, and then nothing is computed early. The
-    # last factors are those of the embedding, which are not waited for.
-    assert log == ([[2], [2], [2]] if twice else [[], [2], [1, 2], [1, 2]])
-    assert {id(each) for each in arrived} == {id(each) for each in weights}
-    assert len(arrived) == len(weights)
-
-
 def test_the_time_of_products_is_part_of_the_choice(monkeypatch):
     few = candidate(300)
     assert choice(few) == [few]
