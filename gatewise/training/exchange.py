@@ -162,10 +162,11 @@ class GradientExchange:
         for each in from_factors:
             each.finish()
         # What is done with several gradients at once takes less time than with one after the other.
-        arrived([weight for each in from_factors for weight in each.weights])
+        computed = [weight for each in from_factors for weight in each.weights]
         for owners, finish in sent:
             finish()
-            arrived(owners)
+            arrived([*computed, *owners])
+            computed = []
 
     def _start(self, weight: torch.Tensor) -> Finish:
         if weight in self._factors:
