@@ -144,7 +144,8 @@ in_other_ways = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("kind", ["lm launched", "nmt", *exhaustive("lm", "nmt launched")])
+# Two processes train a language model in tests/cli/test_train_lm.py, too.
+@pytest.mark.parametrize("kind", ["nmt", *exhaustive("lm launched", "lm", "nmt launched")])
 def test_two_devices_have_the_losses_of_one(runs, tmp_path, kind):
     device, folder = runs.device, runs.folder
     ((first, second),) = runs.of(kind)
