@@ -145,9 +145,8 @@ def test_initial_states_of_any_size(sources, size):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         {"bidirectional": True, "num_layers": 2, **RAGGED},
-        pytest.param({"bidirectional": True, "resets": True, **RAGGED}, marks=pytest.mark.exhaustive),
+        *exhaustive({}, {"bidirectional": True, "resets": True, **RAGGED}),
         *exhaustive({"hidden_size": 13, "input_size": 31, "cell": GRU()}, {"input_size": 60}),
     ],
     ids=str,

@@ -14,7 +14,7 @@ from gatewise.kernels.stepwise.single_criteria import is_single_training
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 from tests.kernels.stepwise.test_passes_on_cpu import Unrefused
 from tests.nn.test_stream import Momentum
-from tests.pairwise import each_value, pairwise
+from tests.pairwise import each_value, exhaustive, pairwise
 
 H200 = Device.named("h200")
 CELLS = [*filter(is_pointwise, SHIPPED), Averaged(LSTM(), (0.0, 0.3)), Momentum()]
@@ -82,7 +82,7 @@ def test_dropout_between_layers():
 
 
 @pytest.mark.usefixtures("launched")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *exhaustive(torch.float16)], ids=str)
 def test_float32_gradients_of_16_bit_weights(dtype):
     problem, inputs, gradients = call(GRU(), dtype, 5, (40, 24), layers=2)
     narrow = gradients_of(problem, inputs, gradients)
@@ -122,7 +122,7 @@ def test_gradients_that_are_missing_are_zero(missing):
 
 
 @pytest.mark.usefixtures("launched")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *exhaustive(torch.float32)], ids=str)
 def test_tensors_with_other_strides_and_addresses_are_read(dtype):
     problem, inputs, gradients = call(LSTM(), dtype, 2, (16, 16), layers=2)
     expected = gradients_of(problem, inputs, gradients)
