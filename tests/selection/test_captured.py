@@ -17,16 +17,21 @@ from gatewise.functional.passes import Guarded
 from gatewise.functional.weights import forms_of
 from gatewise.selection import autotune, decide, kernel_named, predicted, use_kernel
 from gatewise.training.graph import WARMUPS, ReplayedStep
+from tests.pairwise import exhaustive, pairwise
 
 H200 = Device.named("h200")
-SHAPES = list(itertools.product((1, 50, 400), (1, 64, 256), (256, 512, 1024), (torch.bfloat16, torch.float32)))
+SIZES = (1, 50, 400), (1, 64, 256), (256, 512, 1024), (torch.bfloat16, torch.float32)
+several = pytest.mark.parametrize(
+    "shapes", [pairwise(*SIZES), *exhaustive([*itertools.product(*SIZES)])], ids=["pairs", "all"]
+)
 
 
+@several
 @pytest.mark.parametrize("needs_grad", [False, True])
-def test_only_the_time_of_the_device_counts_in_a_graph(needs_grad):
+def test_only_the_time_of_the_device_counts_in_a_graph(needs_grad, shapes):
     slow = H200.replace(operator_seconds=1.0, issue_seconds=1.0)
     differing = 0
-    for time, batch, hidden_size, dtype in SHAPES:
+    for time, batch, hidden_size, dtype in shapes:
         problem = Problem(time, batch, hidden_size, hidden_size, dtype=dtype, needs_grad=needs_grad)
         launched, captured = predicted(problem, H200), predicted(problem.replace(captured=True, announced=True), H200)
         on_slow_cpu = predicted(problem.replace(captured=True, announced=True), slow)
@@ -40,9 +45,10 @@ def test_only_the_time_of_the_device_counts_in_a_graph(needs_grad):
     assert differing
 
 
-def test_a_capture_that_was_not_announced_takes_what_is_set_up_or_can_be():
+@several
+def test_a_capture_that_was_not_announced_takes_what_is_set_up_or_can_be(shapes):
     narrower = 0
-    for time, batch, hidden_size, dtype in SHAPES:
+    for time, batch, hidden_size, dtype in shapes:
         problem = Problem(time, batch, hidden_size, hidden_size, dtype=dtype, needs_grad=True)
         launched = predicted(problem, H200).chosen
         noticed = predicted(problem.replace(captured=True), H200)
