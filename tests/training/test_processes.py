@@ -163,7 +163,7 @@ def of_different_shapes(processes, recorded, sizes):
     weights, recorder = list(model.parameters()), Recorder()
     capture = recorder if device.type == "cpu" else cuda_graphs(processes)
     step = Step(model, build_optimizer(weights, options), 0.0, "float32", device, processes=processes)
-    replayed = ReplayedStep(step, capture, print, weights, processes)
+    replayed = ReplayedStep(step, capture, print, weights, processes, step.expect)
     generator, losses, replays = torch.Generator().manual_seed(processes.rank), [], []
     with contextlib.closing(replayed):
         for size in sizes[processes.rank]:
