@@ -16,7 +16,6 @@ from torch import Tensor
 
 from gatewise.contract import ranking
 from gatewise.contract.device import Device
-from gatewise.contract.kernel import TensorSpec, Work
 from gatewise.contract.problem import Problem
 from gatewise.contract.saved import InputGradients, Inputs, OutputGradients, Result
 from gatewise.kernels.criteria import is_fused
@@ -116,35 +115,6 @@ class Padding:
             own = [(self._units, inputs), (self._units, self._units), *[(self._units,)] * (2 * self._problem.bias)]
             found += own * self._problem.num_directions
         return found
-
-
-def kept_output(wide: Problem) -> TensorSpec:
-    """Return the output of the padded problem, which a call keeps besides what the padded problem keeps."""
-    return TensorSpec((wide.time, wide.batch, wide.output_size), wide.dtype)
-
-
-def work(problem: Problem, wide: Problem) -> Work:
-    """Return the work of padding and cropping all tensors of a call."""
-    passes = 2 if problem.needs_grad else 1
-    directions = problem.num_directions
-    weights = problem.num_layers * directions * (2 + 2 * problem.bias)
-    gaps = problem.num_layers - 1 if problem.dropout else 0
-    tokens = problem.time * problem.batch
-    # Tensors are filled with zeros and written, weights in two parts, and cropped tensors are read and written.
-    rows = tokens * (3 * wide.input_size + 2 * wide.output_size) * passes
-    return Work(
-        bytes_moved=(rows + 3 * passes * wide.parameter_count) * problem.element_bytes,
-        launches=(3 * weights + 2 * (3 + gaps) + 3) * passes + (weights + 3 if problem.needs_grad else 0),
-        operators=(4 * (weights + 3 + gaps) + 6) * passes + (2 * (weights + 3) if problem.needs_grad else 0),
-    )
-
-
-def workspace_bytes(problem: Problem, wide: Problem) -> int:
-    """Return the memory of the padded tensors of a pass beside the workspace of the padded problem."""
-    tokens, states = wide.time * wide.batch, wide.num_layers * wide.num_directions * wide.batch * wide.hidden_size
-    outputs = tokens * wide.output_size * (2 if problem.needs_grad else 1)
-    weights = wide.parameter_count * (2 if problem.needs_grad else 1)
-    return (tokens * wide.input_size + outputs + weights + 4 * states) * wide.element_bytes
 
 
 def _wider(tensor: Tensor, sizes: Sequence[tuple[int, int]], repeats: int | None = None) -> Tensor:

@@ -13,7 +13,7 @@ import pytest
 from gatewise.derivation.device import device_code
 from gatewise.derivation.row import row_code
 from gatewise.kernels.criteria import is_fused
-from gatewise.kernels.stepwise import backward_loop, forward_loop, kernel, launch, layer
+from gatewise.kernels.stepwise import backward_loop, chosen_algorithm, forward_loop, launch, layer
 from tests.kernels.cuda_on_cpu import PRELUDE, compile_cpp, precompiled, rewritten
 
 _GRID = """
@@ -69,6 +69,6 @@ def on_cpu(monkeypatch):
         monkeypatch.setattr(backward_loop, "Launch", LaunchOnCpu)
         monkeypatch.setattr(layer, "product_layout_of", lambda problem, device: layout)
         # Training calls of one step have launches of their own, which test_single_training_on_cpu.py runs.
-        monkeypatch.setattr(kernel, "is_single_training", lambda problem, device: False)
+        monkeypatch.setattr(chosen_algorithm, "is_single_training", lambda problem, device: False)
 
     return in_form
