@@ -52,6 +52,7 @@ from gatewise.files import write_bytes
 from gatewise.models import LanguageModel, generate
 from gatewise.models.chunked_softmax import softmax_launches
 from gatewise.models.decoding import check_sampling
+from gatewise.models.table_gradient import launches as lookup_launches
 from gatewise.training import RunFolder, fit, perplexity
 from gatewise.training.curves import plot_curves
 from gatewise.training.json_values import to_json
@@ -246,6 +247,8 @@ def _builds(
             yield from softmax_launches(vocabulary, size, torch.bfloat16, gradient=training)
         calls = _calls(recipe, material, model, processes, "train" if training else "valid")
         yield from layer_builds(calls, precision, device)
+    if processes.count > 1 and device.triton:
+        yield from lookup_launches(model.embedding.embedding_dim, model.embedding.weight.dtype)
 
 
 def _window(text: TextOptions, split: str, processes: Processes) -> tuple[int, int]:

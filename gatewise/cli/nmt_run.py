@@ -47,6 +47,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.files import write_bytes
 from gatewise.models import Search, Seq2Seq, Translation
+from gatewise.models.table_gradient import launches as lookup_launches
 from gatewise.nn import LSTM
 from gatewise.training import RunFolder, fit, perplexity
 from gatewise.training.checkpoint import write_tensors
@@ -164,6 +165,9 @@ def _train(
         sentences = _own_share(material, "valid", processes, recipe.translation.valid_sentences or None)
         searched = translator.shapes(sentences, recipe.data.evaluation_batch_tokens)
         yield from translation_builds(TranslationCalls(model, train, valid, searched), precision, device)
+        if processes.count > 1 and device.triton:
+            for table in {model.source_embedding, model.target_embedding}:
+                yield from lookup_launches(table.embedding_dim, table.weight.dtype)
 
     with (
         kernels_ahead(builds, processes.device),

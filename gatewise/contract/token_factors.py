@@ -7,8 +7,9 @@ tokens of all processes, which is the sum of all gradients ("sufficient factor b
 
 An autograd node that can leave such products sets its attribute `token_factors` in the forward pass, to a
 `TokenFactors`. Who wants the factors sets the attribute `factor_receiver` of the node before the backward pass, to a
-`FactorReceiver`. The backward pass then writes the factors there, and returns None for these gradients: the receiver
-computes them later. This is only for weights that are leaves of the autograd graph, and which no other node reads.
+`FactorReceiver`. The backward pass then leaves the factors there, in memory of the receiver or of its own, and returns
+None for these gradients: the receiver computes them later. This is only for weights that are leaves of the autograd
+graph, and which no other node reads.
 """
 
 from __future__ import annotations
@@ -89,12 +90,13 @@ class FactorReceiver:
         return [room[self._rank] for room in self.rooms]
 
     def leave(self, compute: Compute, parts: Sequence[Tensor] = ()) -> None:
-        """Leave the factors, for which the current stream has the work.
+        """Leave the factors, which the work on the current stream computes.
 
         Args:
             compute: A function that returns the gradients, in the order of `TokenFactors.weights`, computed from the
                 factors of all tokens.
-            parts: The factors of this process, contiguous; nothing if they are in the memory from `new`.
+            parts: The factors of this process, contiguous and in the order of `TokenFactors.widths`; nothing if they
+                are in the memory from `new`. Nothing may write them before `gradients` has returned.
         """
         self._compute = compute
         self.parts = list(parts) or [room[self._rank] for room in self.rooms]

@@ -20,6 +20,11 @@ _MOST_COMPILED = 1024  # compiled kernels that are remembered; those that are dr
 _noted: ContextVar[list[TritonLaunch] | None] = ContextVar("gatewise_noted_triton_launches", default=None)
 
 
+def computes(*dtypes: torch.dtype) -> bool:
+    """Return whether functions that compute in float32 lose nothing of numbers of these dtypes."""
+    return all(each.is_floating_point and each.itemsize <= 4 for each in dtypes)
+
+
 class TritonFunction:
     """A function in Triton's language, which is imported when it is first launched or compiled.
 

@@ -66,6 +66,11 @@ def recurrent_runs(cell: Cell) -> tuple[Run, ...]:
     return tuple(runs)
 
 
+def has_scattered_sums(cell: Cell) -> bool:
+    """Return whether the sums with a recurrent product are not next to each other, as those of a GRU."""
+    return len(recurrent_runs(cell)) > 1
+
+
 def bias_of_sums(cell: Cell, b_ih: Tensor | None, b_hh: Tensor | None) -> Tensor | None:
     """Return the bias of each gate sum [S*H] from both bias vectors [G*H]; None without biases."""
     if b_ih is None or b_hh is None:

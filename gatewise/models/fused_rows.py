@@ -17,9 +17,8 @@ _WORD = 16  # bytes, the most that a thread loads at once
 
 def can_copy(matrix: Tensor, to: torch.dtype) -> bool:
     """Return whether `widen` and `scale` can copy a matrix to this dtype."""
-    # The program computes in float32.
-    in_float32 = all(each.is_floating_point and each.itemsize <= 4 for each in (matrix.dtype, to))
-    return matrix.is_cuda and matrix.stride(1) == 1 and in_float32 and Device.probe(matrix.device).triton
+    fits = matrix.stride(1) == 1 and triton_kernels.computes(matrix.dtype, to)
+    return matrix.is_cuda and fits and Device.probe(matrix.device).triton
 
 
 def widen(matrix: Tensor, column: Tensor, into: Tensor) -> None:

@@ -15,10 +15,10 @@ from torch.nn import functional
 from gatewise.contract import token_factors
 from gatewise.contract.data_parallel import multiprocessors_left
 from gatewise.contract.token_factors import TokenFactors
-from gatewise.models.table_gradient import can_add, table_gradient
+from gatewise.models.table_gradient import MOST_TOKENS, can_add, table_gradient
 
 _NO_PADDING = -1
-_MOST_UNSORTED = 3072  # tokens; PyTorch sorts more of them before it adds up their gradients, which takes longer
+_MOST_UNSORTED = 3072  # tokens; PyTorch's operator sorts more of them, which takes longer
 
 
 def looked_up(table: nn.Embedding, tokens: Tensor) -> Tensor:
@@ -47,7 +47,8 @@ class _Lookup(torch.autograd.Function):
         ctx.rows = len(weight)
         ctx.rows_read = tokens
         widths, dtypes = (weight.shape[1], 1), (weight.dtype, tokens.dtype)
-        ctx.token_factors = TokenFactors(tokens.numel(), widths, dtypes, (0,), weight.dtype, 0, _MOST_UNSORTED)
+        most = MOST_TOKENS if can_add(weight, tokens) else _MOST_UNSORTED
+        ctx.token_factors = TokenFactors(tokens.numel(), widths, dtypes, (0,), weight.dtype, 0, most)
         return functional.embedding(tokens, weight)
 
     @staticmethod
@@ -65,7 +66,7 @@ class _Lookup(torch.autograd.Function):
 
 
 def _of_table(gradient: Tensor, tokens: Tensor, rows: int) -> Tensor:
-    # PyTorch's operator can be differentiated again.
+    # PyTorch's operator can be differentiated again, and the kernels cannot.
     if not torch.is_grad_enabled() and can_add(gradient, tokens):
         return table_gradient(gradient, tokens, rows)
     return torch.ops.aten.embedding_dense_backward(gradient, tokens, rows, _NO_PADDING, False)

@@ -16,10 +16,10 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["count"])
 def order_program(tokens, order, starts, lengths, count, COMPARED: tl.constexpr):
-    """Write the place of a token to the order of all by number and place, and where its occurrences are in that order.
+    """Sort the tokens by number, and equal ones by their places; COMPARED tokens are compared at a time.
 
-    The first occurrence has their number as its length, and all others have zero. COMPARED tokens are compared at a
-    time.
+    `order` gets the place of this token at its position in the sorted tokens. `starts` gets the position of the first
+    token with the same number, and `lengths` how many have it, or 0 if this token is not the first of them.
     """
     own = tl.program_id(0)
     token = tl.load(tokens + own)

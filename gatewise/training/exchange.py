@@ -156,12 +156,12 @@ class GradientExchange:
         rest = [weight for weight in weights if weight not in done]
         whole = [*map(_gradient, rest), *others]
         sent.append((rest, self._processes.start_average(whole, bfloat16=self._bfloat16)))
-        # Products are computed while others are sent; the factors that were sent first have arrived first.
         from_factors = list(dict.fromkeys(self._factors.values()))
         self._rows, self._factors, self._turns = {}, {}, Turns((), _nothing_to_start)
+        # Products are computed while others are sent; the factors that were sent first have arrived first.
         for each in from_factors:
             each.finish()
-        # What is done with several gradients at once takes less time than with one after the other.
+        # They are reported together with the next gradients that arrive: the norms of several take less time at once.
         computed = [weight for each in from_factors for weight in each.weights]
         for owners, finish in sent:
             finish()

@@ -174,6 +174,9 @@ class Processes:
                 memory, and nothing may write it until all have been gathered.
         """
         if self.count == 1:
+            for tensor, part in zip(tensors, parts, strict=True):
+                if tensor.data_ptr() != part.data_ptr():
+                    tensor[0].copy_(part)
             return _nothing
         with distributed._coalescing_manager(async_ops=True) as together:
             for tensor, part in zip(tensors, parts, strict=True):

@@ -146,7 +146,7 @@ def test_initial_states_are_inputs(dynamo):
         np.testing.assert_allclose(found, one.numpy(), rtol=1e-4, atol=1e-6)
 
 
-# With dynamo they are an input of the empty sequences below, too.
+# With dynamo, the test of empty sequences below exports lengths as an input, too.
 @pytest.mark.parametrize(
     "dynamo",
     [

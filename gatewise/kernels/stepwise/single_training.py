@@ -27,7 +27,7 @@ from gatewise.kernels.stepwise.products import gradients_dtype, state_dtype
 from gatewise.kernels.stepwise.single import aligned, readable, single_call
 from gatewise.kernels.stepwise.single_criteria import MOST_PARAMETERS, MOST_ROWS, SHARED_BYTES
 from gatewise.kernels.stepwise.single_form import LANES, VECTOR_BYTES, rows_of, width_of
-from gatewise.kernels.sums import of_input, recurrent_runs
+from gatewise.kernels.sums import has_scattered_sums, of_input, recurrent_runs
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int
 
@@ -70,7 +70,8 @@ class _Factors(NamedTuple):
         w_ih: The input weights [G*H, I].
         w_hh: The recurrent weights [G*H, H].
         dsums: The gradients of the sums [B, number of sums * H].
-        dproducts: The gradients of the recurrent products [B, G*H]; None if they are the gradients of the sums.
+        dproducts: The gradients of the recurrent products [B, G*H] for the library; None if they are consecutive
+            columns of the gradients of the sums.
         direct: The part of the gradient of the hidden states [B, H] that is in no product; None if the cell's step
             reads them in products alone. It is in the dtype of states for a launch, and in that of the call for the
             library.
@@ -111,12 +112,11 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
         adjoint, multiply = _launches_of(problem, x.shape[2], matrices, needs, device, threading.get_ident())
         dsums, dothers = x.new_empty(batch, len(cell.sums) * size), torch.empty_like(c0)
         wide = narrow = dproducts = None
-        if len(carried_states(cell)) > len(cell.states):
-            if multiply is not None:
-                wide = x.new_empty(batch, size, dtype=state_dtype(problem.dtype))
-            elif needs.state:
-                narrow = x.new_empty(batch, size)
-        if multiply is None and len(recurrent_runs(cell)) > 1:
+        if needs.state and len(carried_states(cell)) > len(cell.states):
+            dtype = problem.dtype if multiply is None else state_dtype(problem.dtype)
+            direct = x.new_empty(batch, size, dtype=dtype)
+            wide, narrow = (None, direct) if multiply is None else (direct, None)
+        if multiply is None and (needs.state or needs.weights) and has_scattered_sums(cell):
             dproducts = x.new_empty(batch, problem.gate_rows)
         biases = parameters = None
         if needs.weights and problem.bias:
@@ -157,7 +157,7 @@ def _library_products(problem: Problem, factors: _Factors, needs: Needs) -> _Gra
     """Return the gradients of x, h0 and both weight matrices, which PyTorch's matrix products compute."""
     x, h0, w_ih, w_hh, dsums, dproducts, direct = factors
     wide, of_x = gradients_dtype(problem), of_input(dsums, problem.gate_rows)
-    of_h = dsums if dproducts is None else dproducts
+    of_h = recurrent_runs(problem.cell)[0].columns_of(dsums, problem.hidden_size) if dproducts is None else dproducts
     dx = dh0 = dw_ih = dw_hh = None
     if needs.x:
         dx = deep_products.mm(of_x, w_ih).unsqueeze(0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gatewise import testing
-from gatewise.cells import GRU, LSTM, SHIPPED, Averaged, LayerNormLSTM, Regularised
+from gatewise.cells import GRU, LSTM, SHIPPED, Averaged, Cell, LayerNormLSTM, Regularised
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs
@@ -17,7 +17,20 @@ from tests.nn.test_stream import Momentum
 from tests.pairwise import each_value, exhaustive, pairwise
 
 H200 = Device.named("h200")
-CELLS = [*filter(is_pointwise, SHIPPED), Averaged(LSTM(), (0.0, 0.3)), Momentum()]
+
+
+class AllApart(Cell):
+    """A cell whose recurrent products are all sums of their own, behind those of the input."""
+
+    gates = ("a", "g")
+    apart = ("a", "g")
+
+    def step(self, gate, state):
+        a = torch.sigmoid(gate.a.input + 0.5 * gate.a.recurrent)
+        return a * state.h + (1 - a) * torch.tanh(gate.g.input * gate.g.recurrent), {}
+
+
+CELLS = [*filter(is_pointwise, SHIPPED), Averaged(LSTM(), (0.0, 0.3)), Momentum(), AllApart()]
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # Pieces of one value up to 16 bytes, different ones of both matrices, and rows of several rounds.
 SIZES = ((5, 7), (8, 16), (1, 1), (40, 132), (33, 264), (600, 12))
@@ -64,7 +77,11 @@ def test_agrees_with_the_oracle(cell, dtype, batch, layers, bias, sizes, launche
     ("cell", "dtype", "batch", "layers", "sizes"),
     each_value(
         pairwise(
-            [LSTM(), GRU(), Momentum()], (torch.bfloat16, torch.float16), (9, 33), (1, 2), ((8, 8), (40, 24), (16, 72))
+            [LSTM(), GRU(), Momentum(), AllApart()],
+            (torch.bfloat16, torch.float16),
+            (9, 33),
+            (1, 2),
+            ((8, 8), (40, 24), (16, 72)),
         )
     ),
     ids=str,
@@ -169,6 +186,13 @@ def test_calls_that_are_computed_so():
     for own in (problem, problem.replace(batch=64), problem.replace(num_layers=3), problem.replace(dropout=0.5)):
         assert is_single_training(own, H200)
     assert stepwise.work(problem.replace(num_layers=3), H200).launches == 9
+    many, gru = problem.replace(batch=64), problem.replace(batch=64, cell=GRU())
+    assert [stepwise.work(each, H200).launches for each in (many, gru)] == [6, 6]
+    # The gradients of a GRU's recurrent products are a matrix of their own.
+    together = AllApart(), 64 * 16 * 2 * (4 + 4)
+    apart = GRU(), 64 * 16 * 2 * (4 + 4 + 3)
+    for cell, expected in (together, apart):
+        assert stepwise.workspace_bytes(many.replace(cell=cell), H200) == expected
     assert [spec.shape for spec in stepwise.kept(problem.replace(num_layers=2), H200)] == [(1, 8, 16), (8, 64), (8, 64)]
     for change in (
         {"time": 2},

@@ -55,8 +55,9 @@ def test_more_sequences(sizes, cell, dtype):
 
 
 @pytest.mark.parametrize("batch", [3, 24])
-def test_float32_gradients_of_16_bit_weights(batch):
-    check((batch, 64, 256, 2), LSTM(), torch.bfloat16, float32_gradients=True)
+@pytest.mark.parametrize("cell", [LSTM(), GRU()], ids=repr)
+def test_float32_gradients_of_16_bit_weights(cell, batch):
+    check((batch, 64, 256, 2), cell, torch.bfloat16, float32_gradients=True)
 
 
 def kernels_of(run):

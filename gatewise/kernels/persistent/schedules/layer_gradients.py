@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -55,16 +54,18 @@ def write(
             if bias is not None and both:
                 matrix_products.write_biases(problem, bias[direction], *both)
         return
-    # Gradients that processes exchange come first, so that they are sent while the rest is computed. Factors, which are
-    # sent in less time than the next layer takes, come last, because a product beside a collective takes longer.
-    leaves_factors = token_factors.receiver.get() is not None
-    write_weights = functools.partial(
-        matrix_products.weight_gradients, problem, layer, y, dgates, bias, lengths, tokens, into, scratch
-    )
-    if into and not leaves_factors:
-        write_weights()
-    if flat is not None:
-        dsums = [tokens.flat(sums) for sums in dgates]
-        matrix_products.input_gradient(problem, dsums, layer.weights, flat, scratch, kept)
-    if into and leaves_factors:
-        write_weights()
+
+    def write_weights() -> None:
+        if into:
+            matrix_products.weight_gradients(problem, layer, y, dgates, bias, lengths, tokens, into, scratch)
+
+    def write_input() -> None:
+        if flat is not None:
+            dsums = [tokens.flat(sums) for sums in dgates]
+            matrix_products.input_gradient(problem, dsums, layer.weights, flat, scratch, kept)
+
+    # Gradients that processes exchange come first, so that they are sent while that of x is computed. Factors come
+    # last: they are sent in less time than the layer below takes, beside which the product for x would take longer.
+    steps = (write_weights, write_input) if token_factors.receiver.get() is None else (write_input, write_weights)
+    for step in steps:
+        step()

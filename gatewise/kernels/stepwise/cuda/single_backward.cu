@@ -38,8 +38,9 @@ struct Adjoint {
     const Value* dothers_after;
     Value* dsums;                              // the gradients of the sums [B, SUMS * H]
     Value* dothers;                            // the gradients of the other states before the step [B, STATES * H]
-    // The part of the gradient of the hidden states before the step [B, H] that is in no product: in one of two formats, and
-    // null in the other. Both are null if the step reads the hidden states in products alone, or if the gradient is not wanted.
+    // The part of the gradient of the hidden states before the step [B, H] that is in no product. `single_products` reads it from
+    // `dhidden`, and products of the library are added to `dhidden_before`; the other pointer is null. Both are null if the step
+    // reads the hidden states in products alone, or if the gradient is not wanted.
     Real* dhidden;
     Value* dhidden_before;
     Value* dproducts;                          // the gradients of the recurrent products of the gates [B, GATES * H], or null

@@ -12,18 +12,20 @@ from gatewise.kernels.stepwise.algorithm import Algorithm
 from gatewise.kernels.stepwise.padding import Padding
 
 
-def rounded_sizes(wide: Problem, inner: Algorithm) -> Algorithm:
-    """Return the algorithm.
+def padded_call(wide: Problem, inner: Algorithm) -> Algorithm:
+    """Return the algorithm that pads the tensors of a call, runs another algorithm, and crops its results.
 
     Args:
-        wide: The call with rounded sizes.
+        wide: The call with padding.
         inner: The algorithm that computes it.
     """
-    return _RoundedSizes(wide, inner)
+    return _PaddedCall(wide, inner)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _RoundedSizes:
+class _PaddedCall:
+    """The algorithm, with the arguments of `padded_call`."""
+
     wide: Problem
     inner: Algorithm
 

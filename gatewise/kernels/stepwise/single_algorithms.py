@@ -9,10 +9,10 @@ from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradien
 from gatewise.kernels import stack
 from gatewise.kernels.stepwise.products import state_dtype
 from gatewise.kernels.stepwise.single_criteria import MOST_ROWS
-from gatewise.kernels.sums import recurrent_runs
+from gatewise.kernels.sums import has_scattered_sums
 
 
-class _OneStep:
+class _SingleCall:
     """The algorithm for calls without gradients (`single`)."""
 
     def description(self, problem: Problem, device: Device) -> str:
@@ -34,9 +34,9 @@ class _OneStep:
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
         # It imports the compiler, which choosing a kernel does not need.
-        from gatewise.kernels.stepwise import single
+        from gatewise.kernels.stepwise.single import single_call
 
-        return single.single_call(problem, inputs)
+        return single_call(problem, inputs)
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
@@ -44,7 +44,7 @@ class _OneStep:
         raise AssertionError("a call without gradients has no backward pass")
 
 
-class _OneTrainingStep:
+class _SingleTraining:
     """The algorithm for training calls (`single_training`)."""
 
     def description(self, problem: Problem, device: Device) -> str:
@@ -52,7 +52,8 @@ class _OneTrainingStep:
         return f"one launch forward for each layer, {last}"
 
     def work(self, problem: Problem, device: Device) -> Work:
-        launches = 3 if problem.batch <= MOST_ROWS else 6  # the library computes two products for each weight matrix
+        # For more sequences the library computes two products for each weight matrix, beside one launch in each pass.
+        launches = 3 if problem.batch <= MOST_ROWS else 6
         return Work(
             matmul_flops=3 * problem.matmul_flops,
             # The weights are read twice, and their gradients are written.
@@ -72,21 +73,21 @@ class _OneTrainingStep:
         # layers, before they are joined.
         states = problem.num_layers * (1 + len(problem.cell.states)) if problem.num_layers > 1 else 0
         values = len(problem.cell.sums) + 4 + states
-        if problem.batch > MOST_ROWS and len(recurrent_runs(problem.cell)) > 1:
+        if problem.batch > MOST_ROWS and has_scattered_sums(problem.cell):
             values += len(problem.cell.gates)  # the gradients of the recurrent products
         return problem.batch * problem.hidden_size * values * problem.element_bytes
 
     def forward(self, problem: Problem, inputs: Inputs) -> Result:
-        from gatewise.kernels.stepwise import single_training
+        from gatewise.kernels.stepwise.single_training import forward
 
-        return stack.forward(problem, inputs, single_training.forward)
+        return stack.forward(problem, inputs, forward)
 
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:
-        from gatewise.kernels.stepwise import single_training
+        from gatewise.kernels.stepwise.single_training import backward
 
-        return stack.backward(problem, inputs, result, gradients, needs, single_training.backward)
+        return stack.backward(problem, inputs, result, gradients, needs, backward)
 
 
-one_step, one_training_step = _OneStep(), _OneTrainingStep()
+single_call, single_training = _SingleCall(), _SingleTraining()
