@@ -15,8 +15,8 @@ import pytest
 import gatewise
 
 ROOT = Path(__file__).parents[2]
-# The index for the search, the colours of code and the lines of signatures are the plugins' to test, and take two fifths
-# of the time; looking for garbage takes a tenth.
+# The index for the search, the colours of code and the lines of signatures are the plugins' to test, and take two
+# fifths of the time; looking for garbage takes a tenth.
 BUILD = """
 import gc, sys
 from mkdocs.commands.build import build
