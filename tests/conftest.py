@@ -49,8 +49,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    # Modules and tests live until the end, so `gc.collect()` in tests need not inspect all of them again.
-    gc.collect()
+    # Modules and tests live until the end, so `gc.collect()` in tests need not inspect all of them again. Looking for
+    # garbage among them first would take two seconds, and frees nothing.
     gc.freeze()
     # Looking for garbage by itself every 700 objects would take 3 to 4 % of the time of the tests.
     gc.set_threshold(50_000, 20, 100)
