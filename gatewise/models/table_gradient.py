@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gatewise.contract import triton_kernels
 from gatewise.contract.device import Device
@@ -24,7 +24,10 @@ _ALIGNED = 4  # numbers of 4 bytes: Triton compiles a kernel again for an addres
 
 def can_add(gradient: Tensor, tokens: Tensor) -> bool:
     """Return whether `table_gradient` can add up these gradients of the rows of tokens."""
-    if is_batched(gradient) or not gradient.is_cuda or not triton_kernels.computes(gradient.dtype):
+    # Subclasses of tensors, such as those that are distributed, have operators of their own.
+    if type(gradient) not in (Tensor, nn.Parameter) or is_batched(gradient):
+        return False
+    if not gradient.is_cuda or not triton_kernels.computes(gradient.dtype):
         return False
     return 0 < tokens.numel() <= MOST_TOKENS and gradient.shape[-1] > 0 and Device.probe(gradient.device).triton
 
