@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import nn
 
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
+from gatewise.contract.triton_kernels import TritonLaunch
+from gatewise.models import table_gradient
 from gatewise.nn import LSTM
 from gatewise.selection import explain
 from gatewise.training.precision import arithmetic
+from gatewise.training.processes import Processes
 
 if TYPE_CHECKING:
     from gatewise.kernels.persistent.launches.builds import Compilation
@@ -74,6 +78,19 @@ def layer_builds(calls: Iterable[LayerCall], precision: str, device: Device) -> 
         if decision.chosen == "persistent":
             yield from launches_of(decision.problem, device)
             yield from copies_of(decision.problem, device)
+
+
+def lookup_builds(tables: Iterable[nn.Embedding], processes: Processes, device: Device) -> Iterator[TritonLaunch]:
+    """Yield the kernels that add up the gradients of embeddings, which several processes launch.
+
+    Args:
+        tables: The embeddings.
+        processes: The processes of the distributed training.
+        device: The device.
+    """
+    if processes.count > 1 and device.triton:
+        for table in dict.fromkeys(tables):
+            yield from table_gradient.launches(table.embedding_dim, table.weight.dtype)
 
 
 def decided(call: LayerCall, precision: str, device: Device) -> Decision:

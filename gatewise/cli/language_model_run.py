@@ -16,7 +16,7 @@ from rich.markup import escape
 from torch import nn
 
 from gatewise.cli.failures import print_warning
-from gatewise.cli.kernel_builds import LayerCall, kernels_ahead, layer_builds
+from gatewise.cli.kernel_builds import LayerCall, kernels_ahead, layer_builds, lookup_builds
 from gatewise.cli.launch import Task
 from gatewise.cli.recipe import PYTHON_TOPICS, Recipe, SampleOptions, TextOptions, to_toml
 from gatewise.cli.reference import loss_on_test_data, reference_of
@@ -52,7 +52,6 @@ from gatewise.files import write_bytes
 from gatewise.models import LanguageModel, generate
 from gatewise.models.chunked_softmax import softmax_launches
 from gatewise.models.decoding import check_sampling
-from gatewise.models.table_gradient import launches as lookup_launches
 from gatewise.training import RunFolder, fit, perplexity
 from gatewise.training.curves import plot_curves
 from gatewise.training.json_values import to_json
@@ -247,8 +246,7 @@ def _builds(
             yield from softmax_launches(vocabulary, size, torch.bfloat16, gradient=training)
         calls = _calls(recipe, material, model, processes, "train" if training else "valid")
         yield from layer_builds(calls, precision, device)
-    if processes.count > 1 and device.triton:
-        yield from lookup_launches(model.embedding.embedding_dim, model.embedding.weight.dtype)
+    yield from lookup_builds([model.embedding], processes, device)
 
 
 def _window(text: TextOptions, split: str, processes: Processes) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from gatewise.cli.kernel_builds import kernels_ahead
+from gatewise.cli.kernel_builds import kernels_ahead, lookup_builds
 from gatewise.cli.launch import Task
 from gatewise.cli.nmt_alignment import alignment_words
 from gatewise.cli.nmt_builds import TranslationCalls, translation_builds
@@ -47,7 +47,6 @@ from gatewise.contract.device import Device
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.files import write_bytes
 from gatewise.models import Search, Seq2Seq, Translation
-from gatewise.models.table_gradient import launches as lookup_launches
 from gatewise.nn import LSTM
 from gatewise.training import RunFolder, fit, perplexity
 from gatewise.training.checkpoint import write_tensors
@@ -165,9 +164,7 @@ def _train(
         sentences = _own_share(material, "valid", processes, recipe.translation.valid_sentences or None)
         searched = translator.shapes(sentences, recipe.data.evaluation_batch_tokens)
         yield from translation_builds(TranslationCalls(model, train, valid, searched), precision, device)
-        if processes.count > 1 and device.triton:
-            for table in {model.source_embedding, model.target_embedding}:
-                yield from lookup_launches(table.embedding_dim, table.weight.dtype)
+        yield from lookup_builds([model.source_embedding, model.target_embedding], processes, device)
 
     with (
         kernels_ahead(builds, processes.device),

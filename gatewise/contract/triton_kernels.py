@@ -20,8 +20,8 @@ _MOST_COMPILED = 1024  # compiled kernels that are remembered; those that are dr
 _noted: ContextVar[list[TritonLaunch] | None] = ContextVar("gatewise_noted_triton_launches", default=None)
 
 
-def computes(*dtypes: torch.dtype) -> bool:
-    """Return whether functions that compute in float32 lose nothing of numbers of these dtypes."""
+def float32_holds(*dtypes: torch.dtype) -> bool:
+    """Return whether float32, in which most functions compute, holds all numbers of these dtypes."""
     return all(each.is_floating_point and each.itemsize <= 4 for each in dtypes)
 
 

@@ -17,7 +17,7 @@ _WORD = 16  # bytes, the most that a thread loads at once
 
 def can_copy(matrix: Tensor, to: torch.dtype) -> bool:
     """Return whether `widen` and `scale` can copy a matrix to this dtype."""
-    fits = matrix.stride(1) == 1 and triton_kernels.computes(matrix.dtype, to)
+    fits = matrix.stride(1) == 1 and triton_kernels.float32_holds(matrix.dtype, to)
     return matrix.is_cuda and fits and Device.probe(matrix.device).triton
 
 

@@ -27,7 +27,7 @@ def can_add(gradient: Tensor, tokens: Tensor) -> bool:
     # Subclasses of tensors, such as those that are distributed, have operators of their own.
     if type(gradient) not in (Tensor, nn.Parameter) or is_batched(gradient):
         return False
-    if not gradient.is_cuda or not triton_kernels.computes(gradient.dtype):
+    if not gradient.is_cuda or not triton_kernels.float32_holds(gradient.dtype):
         return False
     return 0 < tokens.numel() <= MOST_TOKENS and gradient.shape[-1] > 0 and Device.probe(gradient.device).triton
 

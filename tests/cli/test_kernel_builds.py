@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gatewise.attention.fused import launch as attention_launch
-from gatewise.cli.kernel_builds import LayerCall, decided, kernels_ahead, layer_builds
+from gatewise.cli.kernel_builds import LayerCall, decided, kernels_ahead, layer_builds, lookup_builds
 from gatewise.cli.nmt_builds import TranslationCalls, translation_builds
 from gatewise.contract.device import Device
 from gatewise.contract.triton_kernels import TritonLaunch
@@ -16,8 +16,9 @@ from gatewise.data import PairBatches, ParallelText, build_vocabularies
 from gatewise.feeding.builds import Compilation
 from gatewise.kernels.persistent.launches import Launch, builds
 from gatewise.kernels.persistent.launches.auxiliary import Copying
-from gatewise.models import LanguageModel, Seq2Seq, fused_rows, fused_softmax
+from gatewise.models import LanguageModel, Seq2Seq, fused_rows, fused_softmax, table_gradient
 from gatewise.selection import explain
+from gatewise.training.processes import Processes
 
 H200 = Device.named("h200")
 
@@ -147,6 +148,16 @@ def test_a_call_that_occurs_again_is_decided_once(monkeypatch):
     once = list(layer_builds([call], "bfloat16", H200))
     assert len(once) == 3
     assert list(layer_builds([call, call._replace(lengths=True)], "bfloat16", H200)) == once
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_several_processes_compile_the_kernels_for_gradients_of_embeddings(count):
+    model, processes = translation_model(), Processes(0, count, torch.device("cpu"))
+    tables = [model.source_embedding, model.target_embedding, model.source_embedding]
+    found = [each.function for each in lookup_builds(tables, processes, H200)]
+    both = [table_gradient._ORDER, table_gradient._TABLE]
+    assert found == (2 * both if count > 1 else [])
+    assert not [*lookup_builds(tables, processes, H200.replace(triton=False))]
 
 
 def test_nothing_is_decided_for_a_cpu():

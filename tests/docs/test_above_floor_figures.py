@@ -74,3 +74,12 @@ def test_padding_of_the_large_language_model():
     (large,) = (row for row in rows() if row["case"] == "ptb_large")
     copies = large["us_a_step"]["fit"] + large["us_a_step"]["operands"]
     assert f"these copies take {copies:.1f} of {large['us_a_step']['all']:.1f} us" in TEXT
+
+
+def test_products_without_padding_take_longer():
+    lines = (ROOT / "benchmarks/results/unpadded_products.jsonl").read_text("utf-8").splitlines()
+    ratios = []
+    for times in (row["us"] for row in map(json.loads, lines)):
+        copied = times["product with the padding, and a copy without it"]
+        ratios += [us / copied for name, us in times.items() if "without padding" in name]
+    assert f"take {min(ratios):.1f} to {max(ratios):.1f} times as long as one with padding and its copy" in TEXT

@@ -73,9 +73,9 @@ def test_the_readme_states_the_speed_of_models_and_the_time_to_quality_as_the_ta
         return sorted(factors[name][way] for name in names)
 
     slowest, *_, fastest = sorted(ways["one line"] for ways in factors.values() if "one line" in ways)
-    assert f"{slowest} to {fastest} times as fast, for example hydrology" in readme
+    assert f"called from Python, {slowest} to {fastest} times as fast: hydrology" in readme
     slowest, *_, fastest = of("flood-512", "cudalstm-128", "cudalstm-256")
-    assert f"hydrology {slowest} to {fastest} times as fast" in readme
+    assert f"hydrology {slowest} to {fastest} times," in readme
     assert "a basecaller {} and {} times".format(*of("bonito-sup", "bonito-hac")) in readme
     assert f"text-to-speech {factors['tts']['one line']} times" in readme
     slowest, *_, fastest = of("ppo-128", "ppo-256", "ppo-512", way="resets=")

@@ -16,7 +16,7 @@ from gatewise.models.chunked_softmax import weighted_token_loss
 from gatewise.training import exchange, factor_exchange
 from gatewise.training.exchange import GradientExchange
 from gatewise.training.factor_exchange import Candidate, candidates, chosen, number_of
-from gatewise.training.processes import Processes
+from gatewise.training.processes import ALONE, Processes
 from tests.pairwise import exhaustive
 
 TOKENS, INPUTS, OUTPUTS = 6, 40, 48
@@ -297,6 +297,12 @@ def test_a_captured_step_sends_the_factors_of_the_steps_before_it(monkeypatch):
         model.states = False
         with pytest.raises(RuntimeError, match="differs between batches of one shape"):
             step(model)
+
+
+def test_factors_of_one_process_reach_the_memory_for_all():
+    tensors, parts = [torch.full((1, 2), -1.0), torch.zeros(1, 3)], [torch.ones(2), torch.full((3,), 2.0)]
+    ALONE.start_all_gather_into(tensors, parts)()
+    assert [each[0].tolist() for each in tensors] == [[1, 1], [2, 2, 2]]
 
 
 def test_the_time_of_products_is_part_of_the_choice(monkeypatch):

@@ -111,11 +111,10 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
         # A thread writes the addresses of a call to arguments of its own.
         adjoint, multiply = _launches_of(problem, x.shape[2], matrices, needs, device, threading.get_ident())
         dsums, dothers = x.new_empty(batch, len(cell.sums) * size), torch.empty_like(c0)
-        wide = narrow = dproducts = None
+        direct = dproducts = None
         if needs.state and len(carried_states(cell)) > len(cell.states):
             dtype = problem.dtype if multiply is None else state_dtype(problem.dtype)
             direct = x.new_empty(batch, size, dtype=dtype)
-            wide, narrow = (None, direct) if multiply is None else (direct, None)
         if multiply is None and (needs.state or needs.weights) and has_scattered_sums(cell):
             dproducts = x.new_empty(batch, problem.gate_rows)
         biases = parameters = None
@@ -124,9 +123,11 @@ def backward(problem: Problem, layer: Layer, result: Result, above: OutputGradie
         if needs.weights and cell.parameters:
             parameters = x.new_empty(len(cell.parameters), size)
         given = [None if each is None else aligned(each) for each in above]
-        results = dsums, dothers, wide, narrow, dproducts, *(biases or (None, None)), parameters
+        # The struct has a pointer for each dtype of the direct part.
+        of_hidden = (None, direct) if multiply is None else (direct, None)
+        results = dsums, dothers, *of_hidden, dproducts, *(biases or (None, None)), parameters
         adjoint(result.kept[0], h0, c0, *given, *results, *own[len(own) - len(cell.parameters) :])
-        factors = _Factors(x, h0, own[0], own[1], dsums, dproducts, narrow if wide is None else wide)
+        factors = _Factors(x, h0, own[0], own[1], dsums, dproducts, direct)
         if multiply is None:
             dx, dh0, dw_ih, dw_hh = _library_products(problem, factors, needs)
         else:

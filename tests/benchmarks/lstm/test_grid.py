@@ -71,10 +71,9 @@ def test_a_gru_that_is_wrong_turns_red(tiny, observer, monkeypatch) -> None:
     assert (row.status, row.times) == ("wrong", {})
 
 
-# All cases are rows of a command in test_command.py, too.
 # A run of some rows is tested in test_command.py.
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [2, 4])
 def test_every_case_precision_direction_and_kernel_is_a_row(tiny, observer, count) -> None:
     precisions = (LAYER_PRECISIONS["fp32"], LAYER_PRECISIONS["bf16"])
     changes = {"directions": ("train", "inference"), "kernels": ("auto", "eager"), "precisions": precisions}

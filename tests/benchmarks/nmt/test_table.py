@@ -36,7 +36,7 @@ def sided(way: Way = PLAIN, case=TINY, seed: int = 1) -> Side:
 
 # A run of some rows is tested in test_command.py.
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("case", [TINY, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in TINY_CASES[1:])])
+@pytest.mark.parametrize("case", TINY_CASES)
 def test_every_way_is_a_row(settings, observer, case) -> None:
     kept = []
     everything = dataclasses.replace(settings, cases=(case,), ways=tuple(ways()))

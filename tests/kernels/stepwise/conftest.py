@@ -10,11 +10,21 @@ import shutil
 
 import pytest
 
+from gatewise.contract.device import Device
 from gatewise.derivation.device import device_code
 from gatewise.derivation.row import row_code
 from gatewise.kernels.criteria import is_fused
-from gatewise.kernels.stepwise import backward_loop, chosen_algorithm, forward_loop, launch, layer
+from gatewise.kernels.stepwise import (
+    backward_loop,
+    chosen_algorithm,
+    forward_loop,
+    launch,
+    layer,
+    single,
+    single_training,
+)
 from tests.kernels.cuda_on_cpu import PRELUDE, compile_cpp, precompiled, rewritten
+from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 
 _GRID = """
 extern "C" void run(const {struct}* arguments, unsigned columns, unsigned rows, unsigned layers) {{
@@ -72,3 +82,14 @@ def on_cpu(monkeypatch):
         monkeypatch.setattr(chosen_algorithm, "is_single_training", lambda problem, device: False)
 
     return in_form
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Run the launches of single steps on the CPU, compiled as for an H200, and return the list of their names."""
+    remembered = single._binary, single._launches_of, single_training._launches_of
+    for each in remembered:
+        each.cache_clear()
+    yield launch_on_cpu(monkeypatch, Device.named("h200")).launched
+    for each in remembered:
+        each.cache_clear()

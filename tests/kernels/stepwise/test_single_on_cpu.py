@@ -17,7 +17,6 @@ from gatewise.kernels.stepwise import single, single_criteria, single_form
 from gatewise.kernels.stepwise.kernel import stepwise
 from gatewise.kernels.stepwise.products import state_dtype
 from gatewise.kernels.stepwise.single_criteria import CRITERIA, is_single_call, refusals_of
-from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 from tests.nn.test_stream import Erf, Momentum
 from tests.pairwise import each_value, exhaustive, pairwise
 
@@ -27,18 +26,6 @@ CELLS = [*filter(is_pointwise, SHIPPED), Averaged(LSTM(), (0.0, 0.3)), Momentum(
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # Pieces of one value up to 16 bytes, different ones of both matrices, one warp to four, and rows of several rounds.
 SIZES = ((5, 7), (8, 16), (1, 1), (40, 132), (33, 264), (600, 12))
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    _forget()
-    yield launch_on_cpu(monkeypatch, H200).launched
-    _forget()
-
-
-def _forget():
-    single._binary.cache_clear()
-    single._launches_of.cache_clear()
 
 
 def case(cell, dtype, batch, layers, bias, sizes):

@@ -9,9 +9,8 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import Inputs, Needs
 from gatewise.derivation.trace import is_pointwise
-from gatewise.kernels.stepwise import single, single_training, stepwise
+from gatewise.kernels.stepwise import stepwise
 from gatewise.kernels.stepwise.single_criteria import is_single_training
-from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 from tests.kernels.stepwise.test_passes_on_cpu import Unrefused
 from tests.nn.test_stream import Momentum
 from tests.pairwise import each_value, exhaustive, pairwise
@@ -34,19 +33,6 @@ CELLS = [*filter(is_pointwise, SHIPPED), Averaged(LSTM(), (0.0, 0.3)), Momentum(
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # Pieces of one value up to 16 bytes, different ones of both matrices, and rows of several rounds.
 SIZES = ((5, 7), (8, 16), (1, 1), (40, 132), (33, 264), (600, 12))
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    _forget()
-    yield launch_on_cpu(monkeypatch, H200).launched
-    _forget()
-
-
-def _forget():
-    single._binary.cache_clear()
-    single._launches_of.cache_clear()
-    single_training._launches_of.cache_clear()
 
 
 def call(cell, dtype, batch, sizes, layers=1, **options):
