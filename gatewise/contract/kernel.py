@@ -148,15 +148,6 @@ class Kernel(Protocol):
         ...
 
     @property
-    def sets_up_in_captures(self) -> bool:
-        """Whether the kernel's first call may happen while a CUDA graph is captured.
-
-        PyTorch's operators create a library handle in each thread that calls the library first, which includes
-        autograd's threads; this is not allowed during a capture.
-        """
-        ...
-
-    @property
     def widens_gradients(self) -> bool:
         """Whether backward passes compute float32 gradients of 16-bit weights (`Problem.float32_gradients`).
 
@@ -168,6 +159,14 @@ class Kernel(Protocol):
     @property
     def traces(self) -> Traces:
         """The kernel's names in a profile, with which `gatewise.verify` compares a call."""
+        ...
+
+    def sets_up_in_captures(self, problem: Problem) -> bool:
+        """Return whether the kernel's first call may happen while a CUDA graph is captured.
+
+        The first call of a library in each thread creates a handle, and autograd has threads of its own. During a
+        capture this is permitted in `forward` and `backward`, but not in what autograd records itself.
+        """
         ...
 
     def single_use(self, problem: Problem) -> bool:

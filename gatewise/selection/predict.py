@@ -20,7 +20,7 @@ def predicted(problem: Problem, device: Device) -> Decision:
         able = [
             verdict
             for verdict in accepted
-            if verdict.kernel == launched or admit.kernel_named(verdict.kernel).sets_up_in_captures
+            if verdict.kernel == launched or admit.kernel_named(verdict.kernel).sets_up_in_captures(problem)
         ]
     best = min(able, key=lambda verdict: verdict.seconds or 0.0)
     least = "least predicted time of the device" if problem.captured else "least predicted time"

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sys
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from gatewise.cells import LSTM
 from gatewise.contract import capture
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
+from gatewise.contract.saved import Inputs
 from gatewise.functional import execution, plan
 from gatewise.functional.passes import Guarded
 from gatewise.functional.weights import forms_of
+from gatewise.kernels import operators
 from gatewise.selection import autotune, decide, kernel_named, predicted, use_kernel
 from gatewise.training.graph import WARMUPS, ReplayedStep
 from tests.pairwise import exhaustive, pairwise
@@ -46,17 +49,31 @@ def test_only_the_time_of_the_device_counts_in_a_graph(needs_grad, shapes):
 
 
 @several
-def test_a_capture_that_was_not_announced_takes_what_is_set_up_or_can_be(shapes):
-    narrower = 0
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_capture_that_was_not_announced_takes_what_is_set_up_or_can_be(dropout, shapes):
+    able, narrower = ["persistent", "stepwise"] if dropout else ["persistent", "stepwise", "cudnn"], 0
     for time, batch, hidden_size, dtype in shapes:
-        problem = Problem(time, batch, hidden_size, hidden_size, dtype=dtype, needs_grad=True)
+        problem = Problem(
+            time, batch, hidden_size, hidden_size, num_layers=2, dropout=dropout, dtype=dtype, needs_grad=True
+        )
         launched = predicted(problem, H200).chosen
         noticed = predicted(problem.replace(captured=True), H200)
         announced = predicted(problem.replace(captured=True, announced=True), H200)
-        assert noticed.chosen in (launched, "persistent", "stepwise")
+        assert noticed.chosen in (launched, *able)
         assert noticed.verdict(noticed.chosen).seconds >= announced.verdict(announced.chosen).seconds
         narrower += noticed.chosen != announced.chosen
-    assert narrower
+    assert bool(narrower) == bool(dropout)
+
+
+@pytest.mark.parametrize(("dropout", "announced"), [(0.0, False), (0.0, True), (0.5, False)])
+def test_in_a_capture_that_was_not_announced_autograd_records_no_call_of_cudnn_that_may_be_the_first(
+    dropout, announced, monkeypatch
+):
+    monkeypatch.setattr(operators, "call", lambda problem, inputs: "recorded")
+    problem = Problem(5, 2, 4, 8, num_layers=2, dropout=dropout, needs_grad=True, captured=True, announced=announced)
+    inputs = Inputs(torch.zeros(5, 2, 4), *torch.zeros(2, 2, 2, 8), tuple(torch.nn.LSTM(4, 8, 2).parameters()))
+    monkeypatch.setattr(sys.modules[type(kernel_named("cudnn")).__module__], "in_one_buffer", lambda *_: True)
+    assert kernel_named("cudnn").recorded(problem, inputs) == ("recorded" if announced or dropout else None)
 
 
 def test_the_decision_says_so():

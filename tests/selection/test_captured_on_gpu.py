@@ -47,7 +47,16 @@ STARTED_AFRESH = """
 """
 
 
-@pytest.mark.parametrize(("before", "within"), [("cudnn", "persistent"), ("cudnn", "stepwise"), ("aten", "persistent")])
+@pytest.mark.parametrize(
+    ("before", "within"),
+    [
+        ("cudnn", "persistent"),
+        ("cudnn", "stepwise"),
+        ("aten", "persistent"),
+        ("persistent", "cudnn"),
+        ("stepwise", "cudnn"),
+    ],
+)
 def test_a_kernel_may_run_for_the_first_time_inside_a_capture(before, within):
     """In a separate process, because a library is initialised once per process."""
     done = subprocess.run(

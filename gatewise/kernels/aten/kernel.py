@@ -60,7 +60,6 @@ class _Aten:
     name = "aten"
     summary = "PyTorch without cuDNN: oneDNN or the native loop"
     layouts = frozenset({Layout.DENSE, Layout.PACKED})
-    sets_up_in_captures = False
     widens_gradients = False
     # In this order: oneDNN; the fused cell of the native loop on a GPU; the split into gates, which is the only
     # operator that identifies the native loop on a CPU; the product and the nonlinearity of an RNN, whose loop has
@@ -86,6 +85,9 @@ class _Aten:
             }
         ),
     )
+
+    def sets_up_in_captures(self, problem: Problem) -> bool:
+        return False
 
     def single_use(self, problem: Problem) -> bool:
         return False

@@ -33,9 +33,11 @@ class _Cudnn:
     name = "cudnn"
     summary = "cuDNN through PyTorch's operators"
     layouts = frozenset({Layout.DENSE, Layout.PACKED})
-    sets_up_in_captures = False
     widens_gradients = True
     traces = Traces(frozenset({"aten::_cudnn_rnn"}), frozenset({"aten::_cudnn_rnn_backward"}))
+
+    def sets_up_in_captures(self, problem: Problem) -> bool:
+        return not problem.dropout  # explicit passes with dropout take longer than PyTorch's call
 
     def single_use(self, problem: Problem) -> bool:
         return True  # cuDNN's backward writes into the reserve
@@ -123,6 +125,9 @@ class _Cudnn:
 
     def recorded(self, problem: Problem, inputs: Inputs) -> Result | None:
         if problem.float32_gradients:
+            return None
+        # The backward pass may be the first call of autograd's thread, which a capture permits to explicit passes only.
+        if problem.captured and not problem.announced and self.sets_up_in_captures(problem):
             return None
         # PyTorch's own call does the same with less dispatch, as long as it need not repack the weights. Its dropout
         # draws from a state of cuDNN's, which no seed resets.

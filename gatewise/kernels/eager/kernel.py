@@ -54,9 +54,11 @@ class _Eager:
     name = "eager"
     summary = "plain torch operators, any device and float dtype"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
-    sets_up_in_captures = False
     widens_gradients = False
     traces = Traces(frozenset({_FORWARD}), frozenset({_BACKWARD}))
+
+    def sets_up_in_captures(self, problem: Problem) -> bool:
+        return False
 
     def single_use(self, problem: Problem) -> bool:
         return False

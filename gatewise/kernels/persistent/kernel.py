@@ -54,12 +54,14 @@ class _Persistent:
     name = "persistent"
     summary = "recurrent weights on the chip, one launch per layer"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
-    sets_up_in_captures = True
     widens_gradients = True
     traces = Traces(  # entry points in cuda/*.cu
         frozenset({"recurrent_forward", "recurrent_row_forward"}),
         frozenset({"recurrent_backward", "recurrent_row_backward"}),
     )
+
+    def sets_up_in_captures(self, problem: Problem) -> bool:
+        return True
 
     def single_use(self, problem: Problem) -> bool:
         if problem.rebuilds_gates:

@@ -23,10 +23,12 @@ class _Stepwise:
     name = "stepwise"
     summary = "one library product and one element-wise launch per step"
     layouts = frozenset({Layout.DENSE, Layout.HOST_LENGTHS, Layout.DEVICE_LENGTHS})
-    sets_up_in_captures = True
     widens_gradients = True
     # Entry points in cuda/*.cu.
     traces = Traces(frozenset({"step_forward", "single_call"}), frozenset({"step_backward", "single_adjoint"}))
+
+    def sets_up_in_captures(self, problem: Problem) -> bool:
+        return True
 
     def single_use(self, problem: Problem) -> bool:
         # The gradients of the gates overwrite the kept gates; only what single training calls keep could be read twice.
