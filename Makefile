@@ -144,9 +144,9 @@ clean: ## remove what the targets made, the environment too
 
 define install
 	@test -n "$(PYTHON)" || { echo "gatewise needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@test -x $(RUN) || $(PYTHON) -m venv --without-pip $(VENV)
 	@echo "Installing gatewise[$(1)] into $(VENV) (once) ..."
-	@$(RUN) .ci/install.py $(1) $(PIP_OPTIONS)
+	@$(PYTHON) .ci/install.py $(RUN) $(1) $(PIP_OPTIONS)
 	@# On all cores and without the packages' own tests; an extra may lack some of them.
 	@$(RUN) -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib/*/site-packages/{$(COMPILED)} gatewise >/dev/null 2>&1 || true
 	@touch $@

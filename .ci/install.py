@@ -1,10 +1,11 @@
-"""Install gatewise and its extras into the environment of the interpreter that runs this file, from pip's indexes.
+"""Install gatewise and its extras into the environment of an interpreter, from pip's indexes.
 
-    .venv/bin/python .ci/install.py dev
-    .venv/bin/python .ci/install.py train --extra-index-url https://download.pytorch.org/whl/cpu
+    python .ci/install.py .venv/bin/python dev
+    python .ci/install.py .venv/bin/python train --extra-index-url https://download.pytorch.org/whl/cpu
 
 uv installs, which takes a third of pip's time. It does not read pip's configuration, so the indexes, constraints and
-certificates that pip is configured with are given to it as options. Where uv cannot be had or fails, pip installs.
+certificates that pip is configured with are given to it as options. Where uv cannot be had or fails, pip installs. The
+environment may be without pip, as creating one with pip takes eight seconds; it has pip afterwards.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ QUIET = ("--quiet", "--disable-pip-version-check")
 
 def main() -> None:
     """Install, and exit with the status."""
-    extra, *options = sys.argv[1:]
-    words = [*options, "--constraint", "constraints.txt", "--editable", f".[{extra}]"]
-    sys.exit(install(sys.executable, words, options))
+    python, extra, *options = sys.argv[1:]
+    words = [*options, "--constraint", "constraints.txt", "--editable", f".[{extra}]", "pip"]
+    sys.exit(install(str(Path(python).absolute()), words, options))
 
 
 def install(python: str, words: Sequence[str], options: Sequence[str] = ()) -> int:
     """Install packages into the environment of an interpreter with uv, or else with pip, and return the exit status.
 
     Args:
-        python: The interpreter, in an environment with pip.
+        python: The interpreter.
         words: The words after `pip install`, which are the same for uv. Paths are those from the project's root.
         options: The options with which pip installs uv.
     """
-    pip = [python, "-m", "pip", "install", *QUIET]
-    if _run([*pip, *options, "uv"], stderr=subprocess.DEVNULL) == 0:
-        settings = configured(python)
+    pip = pip_for(python)
+    if _run([*pip, "install", *QUIET, *options, "uv"], stderr=subprocess.DEVNULL) == 0:
+        settings = configured(pip)
         uv = [python, "-m", "uv", "pip", "install", "--quiet", "--python", python]
         # Like pip, take the best version of all indexes.
         command = [*uv, "--index-strategy", "unsafe-best-match", *translated(settings), *words]
@@ -55,12 +56,22 @@ def install(python: str, words: Sequence[str], options: Sequence[str] = ()) -> i
         if _run(command, certificates) == 0:
             return 0
         print("uv could not install these packages; pip is tried.", file=sys.stderr, flush=True)
-    return _run([*pip, "--no-compile", *words])
+    return _run([*pip, "install", *QUIET, "--no-compile", *words])
 
 
-def configured(python: str) -> dict[str, str]:
+def pip_for(python: str) -> list[str]:
+    """Return the command of a pip that installs into the environment of an interpreter, with a new one if need be."""
+    own, running = [python, "-m", "pip"], [sys.executable, "-m", "pip", "--python", python]
+    for command in (own, running):
+        if _run([*command, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0:
+            return command
+    _run([python, "-m", "ensurepip"], stdout=subprocess.DEVNULL)
+    return own
+
+
+def configured(pip: Sequence[str]) -> dict[str, str]:
     """Return pip's options from its files and the environment, of which the latter come first."""
-    command = [python, "-m", "pip", "config", "list"]
+    command = [*pip, "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     found: dict[str, str] = {}
     for line in sorted(listed.splitlines(), key=lambda line: line.startswith(":env:")):
