@@ -45,9 +45,9 @@ SOURCES_AND_MACROS = [
         )
         for word in (4, 8, 16)
     ),
-    *(("half_results", {"BYTES": word, **DTYPE}) for word in (4, 8, 16)),
-    *(("operands", {"BYTES": word, "RESETS": word // 8, "HALVES": 1, **DTYPE}) for word in (4, 16)),
-    *(("fit", {"BYTES": word, "HALVES": 1, **DTYPE}) for word in (4, 8, 16)),
+    *(("half_results", {"BYTES": word, "AT_ONCE": 8, **DTYPE}) for word in (4, 8, 16)),
+    *(("operands", {"BYTES": word, "RESETS": word // 8, "HALVES": 1, "AT_ONCE": 8, **DTYPE}) for word in (4, 16)),
+    *(("fit", {"BYTES": word, "HALVES": 1, "AT_ONCE": 8, **DTYPE}) for word in (4, 8, 16)),
 ]
 
 

@@ -20,7 +20,7 @@ LENGTHS = [7, 0, 1, 4, 6, 9]  # the last one beyond what there is, which a calle
 
 
 SOURCES_AND_MACROS = [
-    *(("operands", {"BYTES": n, "RESETS": n // 4 % 2, "HALVES": 0}) for n in (2, 4, 8, 16)),
+    *(("operands", {"BYTES": n, "RESETS": n // 4 % 2, "HALVES": 0, "AT_ONCE": 8}) for n in (2, 4, 8, 16)),
     ("order", {"THREADS": 256}),
 ]
 

@@ -1,6 +1,8 @@
 // Copies a matrix whose rows come in groups to one of another size: each group is padded with zeros, or cropped.
 // With HALVES, the values of a column are multiplied by the power of two of the column's largest one (see scales.cuh).
-// Compile-time constants: BYTES and HALVES (see word.cuh), of which every row and width is a whole number of words.
+//
+// A thread copies a word of each of AT_ONCE rows; all its loads are on their way before the first value arrives.
+// Compile-time constants: BYTES and HALVES (see word.cuh), of which every row and width is a whole number of words; AT_ONCE.
 #include "word.cuh"
 
 struct Fit {
@@ -13,12 +15,20 @@ struct Fit {
 };
 
 extern "C" __global__ void recurrent_fit(const Fit p) {
-    for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
-        const int within = row % p.group;
-        const Word* const from = p.from + (size_t)(row / p.group * p.from_group + within) * p.stride;
-        Stored* const to = p.to + (size_t)row * p.columns;
-        const int filled = within < p.from_group ? min(p.from_columns, p.columns) : 0;
-#pragma unroll 4
-        for (int column = threadIdx.x; column < p.columns; column += blockDim.x) to[column] = column < filled ? stored(from[column], scales_of(p.largest, 0, column)) : zero();
+    const int first = blockIdx.x * AT_ONCE, column = blockIdx.y * blockDim.x + threadIdx.x;
+    if (column >= p.columns) return;
+    const bool exists = column < p.from_columns;
+    Scales scales = {};
+    if (exists) scales = scales_of(p.largest, column);
+    int within = first % p.group;
+    const Word* from = p.from + (first / p.group * p.from_group + within) * p.stride + column;
+    Word words[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i, from += p.stride) {
+        words[i] = exists && within < p.from_group && first + i < p.rows ? *from : Word{};
+        if (++within == p.group) within = 0, from += (p.from_group - p.group) * p.stride;
     }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i)
+        if (first + i < p.rows) p.to[(size_t)(first + i) * p.columns + column] = stored(words[i], scales, 0);
 }

@@ -29,7 +29,8 @@ struct Tokens {
 struct Token {
     int t, n, end, index;
 
-    __device__ __forceinline__ Token(const Tokens& p, int number) : t(number / p.batch), n(number % p.batch) {
+    __device__ __forceinline__ Token(const Tokens& p, int number) : Token(p, number / p.batch, number % p.batch) {}
+    __device__ __forceinline__ Token(const Tokens& p, int step, int row) : t(step), n(row) {
         end = p.lengths ? (int)max(0ll, min((long long)p.total, p.lengths[n])) : p.total;
         index = t * p.step + n * p.row;
     }

@@ -1,6 +1,8 @@
 // Divides the results of products of float16 factors by the factors' powers of two (see scales.cuh), adds up those of both
 // directions, and crops their padding. A result may take the place of its product.
-// Compile-time constants: BYTES, the size of a word, 4, 8 or 16, of which every row is a whole number; DTYPE (see numbers.cuh).
+//
+// A thread writes a word of each of AT_ONCE rows; all its loads are on their way before the first value arrives.
+// Compile-time constants: BYTES, the size of a word, 4, 8 or 16, of which every row is a whole number; AT_ONCE; DTYPE (see numbers.cuh).
 #include "scales.cuh"
 
 constexpr int NUMBERS = BYTES / 4;  // of a word
@@ -30,27 +32,43 @@ struct Results {
 };
 
 // The word is no reference, with which each of its numbers would take a load.
-__device__ __forceinline__ Word scaled(Word word, const Part& own, int row, int column) {
-    const Exponents<NUMBERS> exponents = ((const Exponents<NUMBERS>*)own.column_exponents)[column];
+__device__ __forceinline__ Word scaled(Word word, const Exponents<NUMBERS>& columns, int row) {
 #pragma unroll
-    for (int i = 0; i < NUMBERS; ++i) word.at[i] = Scale::of(row + exponents.at[i] - 2 * TOP)(word.at[i]);
+    for (int i = 0; i < NUMBERS; ++i) word.at[i] = Scale::of(row + columns.at[i] - 2 * TOP)(word.at[i]);
     return word;
 }
 
 extern "C" __global__ void recurrent_half_results(const Results p) {
-    const Result& own = p.of[blockIdx.y];
-    const Part &part = own.parts[0], &other = own.parts[1];
-    for (int row = blockIdx.x; row < own.rows; row += gridDim.x) {
-        const size_t place = row / own.group * own.product_group + row % own.group;
-        const int of_row = part.row_exponents ? part.row_exponents[row] : 0, of_other = other.row_exponents ? other.row_exponents[row] : 0;
-        for (int column = threadIdx.x; column < own.columns; column += blockDim.x) {
-            Word word = scaled(part.product[place * part.stride + column], part, of_row, column);
-            if (other.product) {
-                const Word more = scaled(other.product[place * other.stride + column], other, of_other, column);
+    const Result& own = p.of[blockIdx.z];
+    const int first = blockIdx.x * AT_ONCE, column = blockIdx.y * blockDim.x + threadIdx.x;
+    if (column >= own.columns) return;
+    Word words[2][AT_ONCE];
+    int rows[2][AT_ONCE];
+    Exponents<NUMBERS> columns[2];
 #pragma unroll
-                for (int i = 0; i < NUMBERS; ++i) word.at[i] += more.at[i];
-            }
-            own.to[row * own.stride + column] = word;
+    for (int k = 0; k < 2; ++k) {
+        const Part& part = own.parts[k];
+        if (!part.product) continue;
+        columns[k] = ((const Exponents<NUMBERS>*)part.column_exponents)[column];
+        int within = first % own.group;
+        const Word* from = part.product + (first / own.group * own.product_group + within) * part.stride + column;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i, from += part.stride) {
+            if (first + i >= own.rows) continue;
+            words[k][i] = *from;
+            rows[k][i] = part.row_exponents ? part.row_exponents[first + i] : 0;
+            if (++within == own.group) within = 0, from += (own.product_group - own.group) * part.stride;
         }
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+        if (first + i >= own.rows) continue;
+        Word word = scaled(words[0][i], columns[0], rows[0][i]);
+        if (own.parts[1].product) {
+            const Word more = scaled(words[1][i], columns[1], rows[1][i]);
+#pragma unroll
+            for (int number = 0; number < NUMBERS; ++number) word.at[number] += more.at[number];
+        }
+        own.to[(first + i) * own.stride + column] = word;
     }
 }

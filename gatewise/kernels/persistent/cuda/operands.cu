@@ -3,7 +3,9 @@
 // With HALVES, the values of token n and column j are multiplied by 2^(14 + a_n - s_j), with a_n the exponent of the token's
 // largest gradient and s_j that of the column's largest terms (scales.cuh). All terms of a sum over tokens then have the same
 // scale, and all values are below 2^15.
-// Compile-time constants: BYTES and HALVES (see word.cuh), of which every row and width is a whole number of words; RESETS.
+//
+// A thread copies a word of each of AT_ONCE tokens; all its loads are on their way before the first value arrives.
+// Compile-time constants: BYTES and HALVES (see word.cuh), of which every row and width is a whole number of words; AT_ONCE; RESETS.
 #include "word.cuh"
 #include "gathered.cuh"
 
@@ -22,17 +24,25 @@ struct Operands {
 };
 
 extern "C" __global__ void recurrent_operands(const Operands p) {
-    const Operand& own = p.of[blockIdx.y];
-    const int lane = threadIdx.x & 31, warps = blockDim.x >> 5;
+    const Operand& own = p.of[blockIdx.z];
     const Source source = own.source;
-    Stored* const target = own.target;
-    const int width = own.width;
-    for (int number = blockIdx.x * warps + (threadIdx.x >> 5); number < p.tokens.count(); number += gridDim.x * warps) {
-        const Token at(p.tokens, number);
+    const int first = blockIdx.x * AT_ONCE, column = blockIdx.y * blockDim.x + threadIdx.x, count = p.tokens.count();
+    if (column >= own.width) return;
+    Scales scales = {};
+    if (column < source.columns) scales = scales_of(own.largest_terms, column);
+    Word words[AT_ONCE];
+    int places[AT_ONCE], exponents[AT_ONCE];
+    int t = first / p.tokens.batch, n = first % p.tokens.batch;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+        if (first + i == count) t = n = 0;  // a token that is read, and not copied
+        const Token at(p.tokens, t, n);
         const Gathered read(source, p.tokens, at);
-        Stored* const to = target + (size_t)at.index * own.stride;
-        const int exponent = HALVES ? own.exponents[at.index] : 0;
-#pragma unroll 4
-        for (int column = lane; column < width; column += 32) to[column] = column < read.filled ? stored(read.from[column], scales_of(own.largest_terms, exponent, column)) : zero();
+        words[i] = column < read.filled ? read.from[column] : Word{};
+        places[i] = at.index, exponents[i] = HALVES ? own.exponents[at.index] : 0;
+        if (++n == p.tokens.batch) n = 0, ++t;
     }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i)
+        if (first + i < count) own.target[(size_t)places[i] * own.stride + column] = stored(words[i], scales, exponents[i]);
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gatewise.contract.device import Device
 from gatewise.kernels.cuda import driver, formats, toolchain
+from gatewise.kernels.persistent.launches.auxiliary import AT_ONCE, copying_shape
 from gatewise.kernels.persistent.launches.compiled import SOURCES
 from gatewise.kernels.persistent.launches.operands import Operand, Scale, SourceStruct, TokensStruct
 from gatewise.kernels.persistent.launches.tokens import Tokens
@@ -22,7 +23,6 @@ _MOST_RESULTS = 2
 _MOST_COLUMNS = 6
 _THREADS = 256
 _COLUMN_THREADS = 128
-_RESULT_THREADS = 128
 _MOST_BLOCKS = 4096  # several times as many as are at work at once, so that all multiprocessors end at the same time
 _AT_ONCE = 4  # tokens that a warp of half_columns.cu reads at once
 _COLUMN_BLOCKS = 2048  # about as many as fit on an H200, 16 on a multiprocessor
@@ -206,8 +206,9 @@ def write_results(results: Sequence[HalfResult]) -> None:
         return
     word = math.gcd(16, *(_alignment(own) for own in results))
     arguments = _Results((_Result * _MOST_RESULTS)(*[_result(own, word // 4) for own in results]))
-    device, rows = results[0].into.device, max(own.into.shape[0] for own in results)
-    shape = driver.Shape((min(rows, _MOST_BLOCKS), len(results), 1), _RESULT_THREADS, 0, cooperative=False)
+    device, sizes = results[0].into.device, [own.into.shape for own in results]
+    words = 4 * max(columns for _, columns in sizes) // word
+    shape = copying_shape(max(rows for rows, _ in sizes), words, len(results))
     with driver.on(device):
         binary = _code_of_results(word, device)
         driver.launch(binary, "recurrent_half_results", shape, arguments, device)
@@ -274,7 +275,7 @@ class Rounding(NamedTuple):
     @classmethod
     def of_results(cls, word: int, architecture: str) -> Rounding:
         """Return the code that scales results back, in words of a number of bytes."""
-        return cls("half_results", architecture, (("BYTES", word),))
+        return cls("half_results", architecture, (("BYTES", word), ("AT_ONCE", AT_ONCE)))
 
     @property
     def source(self) -> Rounding:

@@ -11,13 +11,11 @@ from torch import Tensor
 
 from gatewise.kernels.cuda import driver
 from gatewise.kernels.cuda.scratch import Scratch
-from gatewise.kernels.persistent.launches.auxiliary import copying_code
+from gatewise.kernels.persistent.launches.auxiliary import copying_code, copying_shape
 from gatewise.kernels.persistent.launches.tokens import Tokens
 from gatewise.kernels.persistent.sizes.padding import hidden_of
 
 MOST_OPERANDS = 4
-_THREADS = 128
-_MOST_BLOCKS = 2048  # about as many as fit on an H200, 16 on a multiprocessor; each takes several rows
 
 
 class Operand(NamedTuple):
@@ -146,8 +144,7 @@ def write_operands(
     of_tokens = TokensStruct.of(tokens, lengths, resets, sources[0].source.shape[0])
     arguments = _Operands((_Operand * MOST_OPERANDS)(*each), of_tokens)
     device = into[0].device
-    blocks = min(-(-tokens.time * tokens.batch // (_THREADS // 32)), _MOST_BLOCKS)  # a warp copies a token
-    shape = driver.Shape((blocks, len(each), 1), _THREADS, 0, cooperative=False)
+    shape = copying_shape(tokens.time * tokens.batch, max(own.width for own in each), len(each))
     with driver.on(device):
         binary = copying_code("operands", word, device, resets is not None, bool(scales))
         driver.launch(binary, "recurrent_operands", shape, arguments, device)
