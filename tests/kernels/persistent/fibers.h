@@ -11,6 +11,7 @@ inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 template <class A> inline A max(A a, A b) { return a > b ? a : b; }
 template <class A> inline A min(A a, A b) { return a < b ? a : b; }
+inline int __clz(int value) { return value ? __builtin_clz(value) : 32; }
 
 struct Fiber {
     Index thread, block;

@@ -107,7 +107,7 @@ def test_a_copy_is_compiled_from_the_cache(monkeypatch):
     monkeypatch.setattr(toolchain, "compile_source", lambda *given: asked.append(given) or b"code")
     assert auxiliary.Copying("fit", 8, "sm_90").compile() == b"code"
     ((source, *others),) = asked
-    assert (source.name, *others) == ("fit.cu", "sm_90", {"BYTES": 8, "RESETS": 0, "HALVES": 0, "AT_ONCE": 8})
+    assert (source.name, *others) == ("fit.cu", "sm_90", {"BYTES": 8, "RESETS": 0, "HALVES": 0, "AT_ONCE": 4})
 
 
 def test_the_same_code_is_compiled_once_and_all_of_it_by_the_end():

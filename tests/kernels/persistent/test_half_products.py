@@ -41,13 +41,13 @@ SOURCES_AND_MACROS = [
     *(
         (
             "half_columns",
-            {"THREADS": 128, "AT_ONCE": 4, "BYTES": word, "HALVES": 1, "RESETS": word // 8 % 2, **DTYPE},
+            {"THREADS": 256, "AT_ONCE": 8, "BYTES": word, "HALVES": 1, "RESETS": word // 8 % 2, **DTYPE},
         )
         for word in (4, 8, 16)
     ),
-    *(("half_results", {"BYTES": word, "AT_ONCE": 8, **DTYPE}) for word in (4, 8, 16)),
+    *(("half_results", {"BYTES": word, "AT_ONCE": 4, **DTYPE}) for word in (4, 8, 16)),
     *(("operands", {"BYTES": word, "RESETS": word // 8, "HALVES": 1, "AT_ONCE": 8, **DTYPE}) for word in (4, 16)),
-    *(("fit", {"BYTES": word, "HALVES": 1, "AT_ONCE": 8, **DTYPE}) for word in (4, 8, 16)),
+    *(("fit", {"BYTES": word, "HALVES": 1, "AT_ONCE": 4, **DTYPE}) for word in (4, 8, 16)),
 ]
 
 

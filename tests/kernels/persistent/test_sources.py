@@ -251,7 +251,7 @@ def test_one_row_takes_no_tensor_cores(name):
 
 @pytest.mark.parametrize(("architecture", "word"), each_value(pairwise([*ARCHITECTURES], [2, 4, 8, 16])))
 def test_fitting_compiles(architecture, word):
-    _, taken = toolchain.compile_afresh(SOURCES / "fit.cu", architecture, {"BYTES": word, "HALVES": 0, "AT_ONCE": 8})
+    _, taken = toolchain.compile_afresh(SOURCES / "fit.cu", architecture, {"BYTES": word, "HALVES": 0, "AT_ONCE": 4})
     assert taken.spilled_bytes == 0
 
 

@@ -35,29 +35,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) recurrent_half_columns(con
     int most[NUMBERS];
 #pragma unroll
     for (int i = 0; i < NUMBERS; ++i) most[i] = -1;
-    const int count = tokens.count(), warps = gridDim.x * WARPS;
-    for (int number = blockIdx.x * WARPS + warp; number < count; number += AT_ONCE * warps) {
-        // All these loads are on their way before the first value arrives. The last token may be read again.
+    const int count = tokens.count(), batch = tokens.batch;
+    for (int first_token = (blockIdx.x * WARPS + warp) * AT_ONCE; first_token < count; first_token += gridDim.x * WARPS * AT_ONCE) {
+        // All these loads are on their way before the first value arrives.
         Word words[AT_ONCE];
         int of_tokens[AT_ONCE];
+        int t = first_token / batch, n = first_token % batch;
 #pragma unroll
         for (int k = 0; k < AT_ONCE; ++k) {
-            const Token at(tokens, min(number + k * warps, count - 1));
+            if (first_token + k == count) t = n = 0;  // a token that may be read again
+            const Token at(tokens, t, n);
             const Gathered read(source, tokens, at);
             words[k] = column < read.filled ? read.from[column] : Word{};
             of_tokens[k] = exponents ? exponents[at.index] : 0;
+            if (++n == batch) n = 0, ++t;
         }
 #pragma unroll
         for (int k = 0; k < AT_ONCE; ++k) {
 #pragma unroll
             for (int i = 0; i < NUMBERS; ++i) {
-                const u32 magnitude = Float32::finite_magnitude(Float32::to_bits(words[k].at[i]));
-                most[i] = max(most[i], of_tokens[k] + exponent_of_largest(magnitude));
+                const int magnitude = Float32::finite_magnitude(Float32::to_bits(words[k].at[i]));
+                most[i] = max(most[i], exponents ? of_tokens[k] + exponent_of_largest(magnitude) : magnitude);
             }
         }
     }
 #pragma unroll
-    for (int i = 0; i < NUMBERS; ++i) of_warps[warp * TILE + lane * NUMBERS + i] = most[i];
+    for (int i = 0; i < NUMBERS; ++i) of_warps[warp * TILE + lane * NUMBERS + i] = exponents ? most[i] : exponent_of_largest(most[i]);
     __syncthreads();
     const int place = threadIdx.x;
     if (place >= TILE || first + place >= source.columns * NUMBERS) return;

@@ -14,7 +14,7 @@ constexpr int NOTHING = -1024;  // in place of the exponent of 0; sums with it a
 // mantissa of a subnormal number is a whole number of the smallest one.
 __device__ __forceinline__ int exponent_of_largest(int bits) {
     const int normal = bits >> Float32::MANTISSA_BITS;
-    const int exponent = normal ? normal - Float32::EXPONENT_BIAS + SMALLEST : Float32::exponent_of((float)bits) - Float32::EXPONENT_BIAS;
+    const int exponent = normal ? normal - Float32::EXPONENT_BIAS + SMALLEST : 31 - __clz(bits);
     return bits > 0 ? exponent : NOTHING;
 }
 

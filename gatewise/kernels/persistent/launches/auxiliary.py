@@ -21,8 +21,8 @@ from gatewise.kernels.persistent.launches.passes import LayerWeights, planes
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.padding import hidden_of
 
-AT_ONCE = 8
-"""The number of rows of which a thread of a copying kernel has values under way at the same time."""
+AT_ONCE = {"fit": 4, "operands": 8, "half_results": 4}
+"""The number of rows of which a thread of each source that copies rows has values under way at the same time."""
 _THREADS = 128
 _SORTING_THREADS = 256
 _MOST_BLOCKS = 2048  # about as many as fit on an H200, 16 on a multiprocessor; each takes several rows
@@ -89,7 +89,7 @@ def _fitted(matrix: Tensor, target: Tensor, groups: int, largest: Tensor | None 
     values = word // size
     sizes = stride // values, source_rows // groups, source_columns // values
     arguments = _Fit(start, target.data_ptr(), *sizes, rows, rows // groups, columns // values, found or None)
-    shape = copying_shape(rows, columns // values)
+    shape = copying_shape("fit", rows, columns // values)
     with driver.on(matrix.device):
         binary = copying_code("fit", word, matrix.device, halves=largest is not None)
         driver.launch(binary, "recurrent_fit", shape, arguments, matrix.device)
@@ -112,9 +112,9 @@ def halved(matrix: Tensor, rows: int, columns: int, groups: int, largest: Tensor
     return _fitted(matrix, scratch.new_empty(groups * rows, columns, dtype=torch.float16), groups, largest)
 
 
-def copying_shape(rows: int, words: int, matrices: int = 1) -> driver.Shape:
-    """Return the launch of a kernel whose threads copy a word of each of `AT_ONCE` rows of a number of words."""
-    return driver.Shape((-(-rows // AT_ONCE), -(-words // _THREADS), matrices), _THREADS, 0, cooperative=False)
+def copying_shape(name: str, rows: int, words: int, matrices: int = 1) -> driver.Shape:
+    """Return the launch of a source whose threads copy a word of each of `AT_ONCE` rows, which have so many words."""
+    return driver.Shape((-(-rows // AT_ONCE[name]), -(-words // _THREADS), matrices), _THREADS, 0, cooperative=False)
 
 
 @functools.lru_cache(maxsize=128)
@@ -147,7 +147,8 @@ class Copying(NamedTuple):
 
     def compile(self) -> bytes:
         """Compile the source, or take it from the cache on the disk."""
-        macros = {"BYTES": self.word, "RESETS": int(self.resets), "HALVES": int(self.halves), "AT_ONCE": AT_ONCE}
+        macros = {"BYTES": self.word, "RESETS": int(self.resets), "HALVES": int(self.halves)}
+        macros |= {"AT_ONCE": AT_ONCE[self.name]}
         macros |= formats.macros(torch.float32) if self.halves else {}
         return toolchain.compile_source(SOURCES / f"{self.name}.cu", self.architecture, macros)
 

@@ -22,9 +22,9 @@ _DIRECTIONS = 2
 _MOST_RESULTS = 2
 _MOST_COLUMNS = 6
 _THREADS = 256
-_COLUMN_THREADS = 128
+_COLUMN_THREADS = 256
 _MOST_BLOCKS = 4096  # several times as many as are at work at once, so that all multiprocessors end at the same time
-_AT_ONCE = 4  # tokens that a warp of half_columns.cu reads at once
+_AT_ONCE = 8  # tokens that a warp of half_columns.cu reads at once
 _COLUMN_BLOCKS = 2048  # about as many as fit on an H200, 16 on a multiprocessor
 
 
@@ -208,7 +208,7 @@ def write_results(results: Sequence[HalfResult]) -> None:
     arguments = _Results((_Result * _MOST_RESULTS)(*[_result(own, word // 4) for own in results]))
     device, sizes = results[0].into.device, [own.into.shape for own in results]
     words = 4 * max(columns for _, columns in sizes) // word
-    shape = copying_shape(max(rows for rows, _ in sizes), words, len(results))
+    shape = copying_shape("half_results", max(rows for rows, _ in sizes), words, len(results))
     with driver.on(device):
         binary = _code_of_results(word, device)
         driver.launch(binary, "recurrent_half_results", shape, arguments, device)
@@ -275,7 +275,7 @@ class Rounding(NamedTuple):
     @classmethod
     def of_results(cls, word: int, architecture: str) -> Rounding:
         """Return the code that scales results back, in words of a number of bytes."""
-        return cls("half_results", architecture, (("BYTES", word), ("AT_ONCE", AT_ONCE)))
+        return cls("half_results", architecture, (("BYTES", word), ("AT_ONCE", AT_ONCE["half_results"])))
 
     @property
     def source(self) -> Rounding:

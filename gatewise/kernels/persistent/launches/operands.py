@@ -144,7 +144,7 @@ def write_operands(
     of_tokens = TokensStruct.of(tokens, lengths, resets, sources[0].source.shape[0])
     arguments = _Operands((_Operand * MOST_OPERANDS)(*each), of_tokens)
     device = into[0].device
-    shape = copying_shape(tokens.time * tokens.batch, max(own.width for own in each), len(each))
+    shape = copying_shape("operands", tokens.time * tokens.batch, max(own.width for own in each), len(each))
     with driver.on(device):
         binary = copying_code("operands", word, device, resets is not None, bool(scales))
         driver.launch(binary, "recurrent_operands", shape, arguments, device)
