@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) recurrent_half_columns(con
         int t = first_token / batch, n = first_token % batch;
 #pragma unroll
         for (int k = 0; k < AT_ONCE; ++k) {
-            if (first_token + k == count) t = n = 0;  // a token that may be read again
+            if (first_token + k >= count) t = n = 0;  // a token that may be read again
             const Token at(tokens, t, n);
             const Gathered read(source, tokens, at);
             words[k] = column < read.filled ? read.from[column] : Word{};

@@ -35,7 +35,7 @@ extern "C" __global__ void recurrent_operands(const Operands p) {
     int t = first / p.tokens.batch, n = first % p.tokens.batch;
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
-        if (first + i == count) t = n = 0;  // a token that is read, and not copied
+        if (first + i >= count) t = n = 0;  // a token that is read, and not copied
         const Token at(p.tokens, t, n);
         const Gathered read(source, p.tokens, at);
         words[i] = column < read.filled ? read.from[column] : Word{};
