@@ -25,6 +25,7 @@ from gatewise.selection.gaussian_process import Process, Settings
 from gatewise.selection.stored_fits import Fit
 
 _LEAST_POINTS = 4  # fewer points do not show how estimates differ from measured times
+_MEASURED = "NVIDIA H200"  # on which most calls were measured; its factors are those of GPUs without measured calls
 _ISSUE_BOUND = 1.6  # a call from Python that takes so many times its replay waits for the CPU
 
 
@@ -41,10 +42,21 @@ class Factors(NamedTuple):
 
 
 def factors(kernel: str, work: Work, problem: Problem, device: Device) -> Factors:
-    """Return the factors for the estimates of a call; 1 where nothing was measured on the device."""
+    """Return the factors for the estimates of a call.
+
+    On a GPU on which nothing was measured, they are those of another GPU: most of the error of an estimate comes from
+    the algorithm, and not from the device. Without any measured calls they are 1.
+    """
     found = _fitted(kernel, problem.needs_grad, device.name)
+    if found is None and device.kind == "cuda":
+        found = _fitted(kernel, problem.needs_grad, _MEASURED)
     if found is None or points.precision_of(problem) not in found.precisions:
         return Factors()
+    return factors_of(found, work, problem)
+
+
+def factors_of(found: Fit, work: Work, problem: Problem) -> Factors:
+    """Return the factors of a call by fitted errors."""
     place = _place(features(work, problem, found.device), found.busy.settings)
     return Factors(found.busy.at(place), 1.0 if found.issue is None else found.issue.at(place))
 
@@ -72,22 +84,30 @@ def _place(found: dict[str, float], settings: Settings) -> np.ndarray:
 @functools.lru_cache(maxsize=64)
 def _fitted(kernel: str, training: bool, device: str) -> Fit | None:
     if points.users_own(device):  # these are few
-        return _fit(kernel, training, device)
+        return fit(kernel, training, device)
     name = f"{slug(device)}-{kernel}-{'training' if training else 'inference'}"
     found = stored_fits.read(name, settings_of(kernel))
-    if found is None and (found := _fit(kernel, training, device)):
+    if found is None and (found := fit(kernel, training, device)):
         stored_fits.write(name, found)
     return found
 
 
-def _fit(kernel: str, training: bool, device: str) -> Fit | None:
+def fit(kernel: str, training: bool, device: str, *, alone: bool = False) -> Fit | None:
+    """Fit the errors of the estimates of a kernel's passes; None if too few calls were measured.
+
+    Args:
+        kernel: The name of the kernel.
+        training: Whether the calls compute gradients.
+        device: The name of the device.
+        alone: Whether calls on other devices of the same architecture are left out.
+    """
     known = [each for each in points.points(device) if each.kernel == kernel and each.problem.needs_grad == training]
     if len(known) < _LEAST_POINTS:
         return None
     numbers = known[-1].record.device
     others = [
         each
-        for each in points.of_the_same_architecture(numbers)
+        for each in (() if alone else points.of_the_same_architecture(numbers))
         if each.kernel == kernel and each.problem.needs_grad == training
     ]
     settings = settings_of(kernel)

@@ -53,6 +53,8 @@ def on_invented_gpu(fresh, monkeypatch):
     monkeypatch.setattr(layer_times, "build", lambda problems, device: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(layer_times, "measured", few)
+    monkeypatch.setattr(correction, "_MEASURED", "none")  # the invented times are parts of estimates
+    correction._fitted.cache_clear()
     return fresh / "rates" / "an-invented-gpu-9000.jsonl"
 
 

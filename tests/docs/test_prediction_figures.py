@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import other_gpus
 from gatewise.contract.device import Device
 from gatewise.selection import kernel_named, points
 
@@ -146,3 +147,20 @@ def test_no_time_is_older_than_products_by_warpgroups(name):
     # No other calls have blocks of enough rows.
     found = [each for each in found if each.element_bytes == 2 and each.batch * each.num_directions >= 64]
     assert not [each for each in found if "by warpgroups" in persistent.algorithm(each, device)]
+
+
+def test_predictions_for_a_gpu_without_measured_calls_are_as_the_record_says():
+    rows = map(json.loads, (ROOT / "benchmarks" / "results" / "other_gpus.jsonl").read_text("utf-8").splitlines())
+    found = {(row["kernel"], row["pass"]): row for row in rows}
+    for kernel in ("persistent", "stepwise", "cudnn", "aten", "eager"):
+        ways = [(step, how) for step in ("training", "inference") for how in ("CUDA graph", "called from Python")]
+        shares = [found[kernel, step][how] for step, how in ways]
+        cells = [f"{100 * each['prediction']:.0f} % ({100 * each['estimate']:.0f} %)" for each in shares]
+        assert f"| `{kernel}` | {' | '.join(cells)} |" in PAGE
+
+
+def test_the_record_of_another_gpu_is_of_the_packaged_calls():
+    row = other_gpus.row("eager", False, *[Device.named(name).name for name in ("h200", "h100")])
+    lines = (ROOT / "benchmarks" / "results" / "other_gpus.jsonl").read_text("utf-8").splitlines()
+    (recorded,) = [old for old in map(json.loads, lines) if (old["kernel"], old["pass"]) == ("eager", "inference")]
+    assert row == recorded

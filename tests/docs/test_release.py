@@ -193,6 +193,8 @@ def started(installation, monkeypatch):
     def run(command, **options):
         if command[-2:] == ["config", "list"]:
             return subprocess.CompletedProcess(command, 0, LISTED)
+        if command == ["python", "-m", "pip", "--version"]:
+            return subprocess.CompletedProcess(command, 0)
         commands.append((command, options.get("env") or {}))
         return subprocess.CompletedProcess(command, statuses.pop(0))
 
@@ -210,6 +212,21 @@ def test_uv_installs_from_the_indexes_of_pip(installation, started):
     indexes = ["--index", "file:///a", "--index", "file:///b"]
     assert second[-10:] == [*indexes, "--find-links", "/one", "--find-links", "/two", "--pre", "torch"]
     assert environment["SSL_CERT_FILE"] == "/etc/own.crt"
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_an_environment_without_pip_gets_what_another_pip_installs(installation, monkeypatch, running):
+    asked = []
+
+    def run(command, **options):
+        asked.append(command)
+        found = running and command[0] == sys.executable
+        return subprocess.CompletedProcess(command, 0 if found or "ensurepip" in command else 1)
+
+    monkeypatch.setattr(installation.subprocess, "run", run)
+    command = installation.pip_for("python")
+    assert command == ([sys.executable, "-m", "pip", "--python", "python"] if running else ["python", "-m", "pip"])
+    assert (asked[-1] == ["python", "-m", "ensurepip"]) == (not running)
 
 
 @pytest.mark.parametrize("statuses_of_uv", [[1], [0, 1]], ids=["cannot be had", "fails"])

@@ -52,7 +52,7 @@ def test_how_much_faster_several_gpus_are(page):
     assert f"is {factors:.2f} times as fast as on one ({whole:.2f} with whole gradients)" in changes
     steps = steps_of(H200)
     # With the factors, which are rows in the case of an embedding.
-    assert steps[LM[0], f"{LM[1]}, rows", 2, 20] == pytest.approx(steps[*LM, 2, 20], rel=0.01)
+    assert steps[LM[0], f"{LM[1]}, rows", 2, 20] == pytest.approx(steps[*LM, 2, 20], rel=0.03)
     assert steps[LM[0], f"{LM[1]}, rows", 2, 20] < steps[LM[0], f"{LM[1]}, rows, bfloat16", 2, 20]
     assert f"{4 * WEIGHTS / 1e6:.0f} MB in float32" in page
 

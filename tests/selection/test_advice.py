@@ -54,7 +54,7 @@ def test_singles_come_first_and_each_list_begins_with_its_best():
 
 def test_demands_that_must_be_met_together_are_named_together():
     # cuDNN's persistent algorithm needs float16 and every size aligned; no single change meets all conditions.
-    problem = Problem(100, 12, 500, 500, needs_grad=True)
+    problem = Problem(100, 12, 500, 500, needs_grad=True, captured=True, announced=True)
     found = {str(advice): advice for advice in advise(problem, Device.named("v100"))}
     aligned = found["fp32 -> fp16, B 12 -> 16, H 500 -> 512, I 500 -> 512"]
     assert aligned.decision.verdict("cudnn").algorithm == "PERSIST_STATIC"
