@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gatewise.nn.acceleration import Swap, accelerate, planned_swaps, restore
 from gatewise.nn.cell import LSTMCell
+from gatewise.nn.comparison import Comparison, compare
 from gatewise.nn.graphed_step import GraphedStep, make_graphed_step
 from gatewise.nn.gru import GRU, GRUCell
 from gatewise.nn.lstm import LSTM
@@ -24,6 +25,7 @@ __all__ = [
     "LSTM",
     "RNN",
     "Attention",
+    "Comparison",
     "GRUCell",
     "GraphedStep",
     "LSTMCell",
@@ -34,6 +36,7 @@ __all__ = [
     "Swap",
     "Verification",
     "accelerate",
+    "compare",
     "make_graphed_step",
     "planned_swaps",
     "restore",

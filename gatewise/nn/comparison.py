@@ -1,0 +1,256 @@
+"""Time a program's own model with the recurrent layers of PyTorch and with those of gatewise."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import statistics
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from gatewise.contract.capture import captured_graph, first_cause, for_cuda_graph
+from gatewise.contract.decision import format_bytes, format_seconds
+from gatewise.contract.errors import ArgumentError, sentence
+from gatewise.nn.acceleration import accelerate, planned_swaps, restore
+
+_COLUMNS = 80
+_ROUNDS = 7
+_SECONDS = 0.05  # of each measurement in each round
+_WARM_UPS = 10  # the first calls compile kernels, and on a GPU calls are replayed from the third one on
+
+_Step = Callable[[], tuple[list[Tensor], list[Tensor]]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Measured:
+    """The cost of a model's step with the layers of one library.
+
+    Attributes:
+        called: The time of a step that Python calls, in seconds.
+        replayed: The time of a step that is replayed as a CUDA graph, in seconds; None on a CPU, and where the step
+            cannot be captured.
+        peak_bytes: The memory that a step allocates at its peak on the GPU, in bytes; None on a CPU.
+        obstacle: The reason why the step cannot be captured as a CUDA graph, or "".
+    """
+
+    called: float
+    replayed: float | None
+    peak_bytes: int | None
+    obstacle: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result of `compare`.
+
+    Attributes:
+        before: The cost with the layers of PyTorch.
+        after: The cost after `gatewise.accelerate`.
+        replaced: The names of the layers that `accelerate` replaces.
+        training: Whether a step has a backward pass.
+        outputs: The largest difference of an output, relative to the largest value of that output.
+        gradients: The same for the gradients; None without a backward pass.
+    """
+
+    before: Measured
+    after: Measured
+    replaced: tuple[str, ...]
+    training: bool
+    outputs: float
+    gradients: float | None
+
+    def __str__(self) -> str:
+        """Return a report of at most 80 columns."""
+        step = "forward and backward pass" if self.training else "forward pass"
+        lines = [f"{step:<26}{'torch.nn':>12}{'gatewise':>12}"]
+        lines.append(_row("called from Python", self.before.called, self.after.called))
+        if self.before.replayed or self.after.replayed:
+            lines.append(_row("replayed as a CUDA graph", self.before.replayed, self.after.replayed))
+        if self.before.peak_bytes and self.after.peak_bytes is not None:
+            sizes = [format_bytes(each.peak_bytes) for each in (self.before, self.after)]
+            share = self.after.peak_bytes / self.before.peak_bytes
+            lines.append(f"{'peak memory':<26}{sizes[0]:>12}{sizes[1]:>12}  {share:.2f} of the memory")
+        parts = [f"outputs {self.outputs:.1g}"]
+        parts += [] if self.gradients is None else [f"gradients {self.gradients:.1g}"]
+        lines += _wrapped("largest difference  ", f"{', '.join(parts)} of the largest value")
+        lines += _wrapped("replaced  ", ", ".join(self.replaced))
+        for library, each in (("torch.nn", self.before), ("gatewise", self.after)):
+            if each.obstacle:
+                lines += _wrapped(f"no CUDA graph, {library}  ", each.obstacle)
+        return "\n".join(lines)
+
+
+def compare(model: nn.Module, *inputs: Any, **options: Any) -> Comparison:
+    """Time a step of a model with the recurrent layers of PyTorch, and after `gatewise.accelerate`.
+
+    A step is a call of the model and, if gradients are on and the model has parameters that require them, a backward
+    pass from the sum of all outputs, without loss and optimizer. Both models are copies, whose steps are timed in turn.
+    On a GPU a step is also timed as a replayed CUDA graph, captured inside `gatewise.for_cuda_graph`, if it can be
+    captured. Results are compared with dropout switched off in all modules. The model, its gradients and buffers, and
+    the random state remain as they are. On a GPU, a comparison of a small model takes some seconds, and the first one
+    compiles kernels.
+
+    Args:
+        model: A module with recurrent layers of PyTorch that `accelerate` can replace, or has replaced.
+        *inputs: The positional arguments of a call.
+        **options: The keyword arguments of a call.
+
+    Returns:
+        The times, the memory and the largest differences of results, which can be printed.
+
+    Raises:
+        ArgumentError: `model` is not a module, or has no layer that `accelerate` can replace.
+
+    Examples:
+        >>> import torch, gatewise
+        >>> found = gatewise.compare(torch.nn.LSTM(4, 8), torch.randn(5, 2, 4))
+        >>> found.outputs < 1e-5 and found.gradients < 1e-5
+        True
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(sentence("model", "a torch.nn.Module", type(model).__name__, "Give the model, or a layer."))
+    before = restore(copy.deepcopy(model), verbose=False)
+    replaced = [swap.names[0] or "the model itself" for swap in planned_swaps(before) if not swap.obstacle]
+    if not replaced:
+        wanted = "a module with recurrent layers of torch.nn that gatewise.accelerate can replace"
+        advice = "Layers that were created as gatewise's own are not compared; planned_swaps names those that stay."
+        raise ArgumentError(sentence("model", wanted, "none", advice))
+    after = accelerate(copy.deepcopy(before), verbose=False)
+    devices = {tensor.device for tensor in _tensors((inputs, options, list(model.parameters()))) if tensor.is_cuda}
+    with torch.random.fork_rng([device.index for device in devices]):
+        steps = [_step(each, inputs, options) for each in (before, after)]
+        outputs, gradients = _largest_differences((before, after), steps)
+        theirs, ours = _measured(steps, next(iter(devices), None))
+    return Comparison(theirs, ours, tuple(replaced), gradients is not None, outputs, gradients)
+
+
+def _step(model: nn.Module, inputs: tuple, options: dict[str, Any]) -> _Step:
+    """Return the function that computes a step, and returns the outputs, and the gradients if there are any."""
+    sources = [
+        tensor
+        for tensor in (*_tensors((inputs, options)), *model.parameters())
+        if tensor.requires_grad and torch.is_grad_enabled()
+    ]
+
+    def step() -> tuple[list[Tensor], list[Tensor]]:
+        outputs = [tensor for tensor in _tensors(model(*inputs, **options)) if tensor.is_floating_point()]
+        differentiable = [tensor for tensor in outputs if tensor.requires_grad]
+        if not (sources and differentiable):
+            return outputs, []
+        ones = [torch.ones_like(tensor) for tensor in differentiable]
+        found = torch.autograd.grad(differentiable, sources, ones, allow_unused=True)
+        return outputs, [tensor for tensor in found if tensor is not None]
+
+    return step
+
+
+def _largest_differences(models: Sequence[nn.Module], steps: Sequence[_Step]) -> tuple[float, float | None]:
+    """Return the largest relative difference of outputs, and of gradients if there are any, without dropout."""
+    results = []
+    for model, step in zip(models, steps, strict=True):
+        torch.manual_seed(0)
+        with _without_dropout(model):
+            results.append(step())
+    (outputs, gradients), found = results
+    of_outputs, of_gradients = (
+        [_difference(one.detach().double(), other.detach().double()) for one, other in zip(*pair, strict=True)]
+        for pair in zip(found, (outputs, gradients), strict=True)
+    )
+    return max(of_outputs, default=0.0), max(of_gradients) if of_gradients else None
+
+
+@contextlib.contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    names = {nn.modules.dropout._DropoutNd: "p", nn.RNNBase: "dropout"}
+    changed = [
+        (module, name, getattr(module, name))
+        for module in model.modules()
+        for kind, name in names.items()
+        if isinstance(module, kind)
+    ]
+    for module, name, _ in changed:
+        setattr(module, name, 0.0)
+    try:
+        yield
+    finally:
+        for module, name, value in changed:
+            setattr(module, name, value)
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    if not found.numel():
+        return 0.0
+    apart = torch.where((found == expected) | (found.isnan() & expected.isnan()), 0.0, (found - expected).abs())
+    most = expected.nan_to_num(0.0, 0.0, 0.0).abs().max()
+    return float((apart / most.clamp_min(torch.finfo(torch.float64).tiny)).nan_to_num(torch.inf).max())
+
+
+def _measured(steps: Sequence[_Step], device: torch.device | None) -> list[Measured]:
+    """Measure steps in turn, on a GPU or on the CPU."""
+    for step in steps:
+        for _ in range(_WARM_UPS):
+            step()
+    called = _times(steps)
+    if device is None:
+        return [Measured(seconds, None, None, "") for seconds in called]
+    with torch.cuda.device(device):
+        peaks = [_peak_bytes(step) for step in steps]
+        graphs = [_graph_of(step) for step in steps]
+    times = iter(_times([graph.replay for graph in graphs if not isinstance(graph, str)]))
+    found = []
+    for seconds, peak, graph in zip(called, peaks, graphs, strict=True):
+        replayed, obstacle = (None, graph) if isinstance(graph, str) else (next(times), "")
+        found.append(Measured(seconds, replayed, peak, obstacle))
+    return found
+
+
+def _times(functions: Sequence[Callable[[], object]]) -> list[float]:
+    """Return the median time of each function, in seconds; they are measured in turn."""
+    from torch.utils.benchmark import Timer  # not with `import gatewise`
+
+    threads = torch.get_num_threads()
+    timers = [Timer("function()", globals={"function": each}, num_threads=threads) for each in functions]
+    rounds = [[timer.blocked_autorange(min_run_time=_SECONDS).median for timer in timers] for _ in range(_ROUNDS)]
+    return [statistics.median(times) for times in zip(*rounds, strict=True)]
+
+
+def _peak_bytes(step: _Step) -> int:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    allocated = torch.cuda.memory_allocated()
+    step()
+    return torch.cuda.max_memory_allocated() - allocated
+
+
+def _graph_of(step: _Step) -> torch.cuda.CUDAGraph | str:
+    """Return the CUDA graph of a step, or the reason why there is none."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    try:
+        with for_cuda_graph():
+            with torch.cuda.stream(side):
+                for _ in range(_WARM_UPS):
+                    step()
+            torch.cuda.current_stream().wait_stream(side)
+            return captured_graph(step)
+    except RuntimeError as error:
+        return first_cause(error)
+
+
+def _tensors(nested: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(nested) if isinstance(leaf, Tensor)]
+
+
+def _row(name: str, before: float | None, after: float | None) -> str:
+    cells = f"{name:<26}{format_seconds(before):>12}{format_seconds(after):>12}"
+    return cells if before is None or after is None else f"{cells}  {before / after:.2f} times as fast"
+
+
+def _wrapped(lead: str, text: str) -> list[str]:
+    return textwrap.wrap(text, _COLUMNS, initial_indent=lead, subsequent_indent=" " * len(lead))

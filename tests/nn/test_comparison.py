@@ -1,0 +1,140 @@
+"""`gatewise.compare` times a model with the layers of PyTorch and with gatewise's, and compares their results."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+
+import gatewise
+from gatewise.nn import comparison
+from gatewise.nn.comparison import Comparison, Measured
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(5, 4, num_layers=2, dropout=0.5, batch_first=True)
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.5)
+        self.cell = nn.GRUCell(4, 3)
+
+    def forward(self, x, scale=1.0):
+        y = self.drop(self.norm(self.lstm(x)[0].transpose(1, 2)))
+        return {"tags": self.cell(y[..., -1]) * scale, "count": torch.tensor(3)}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(comparison, "_SECONDS", 1e-4)
+    monkeypatch.setattr(comparison, "_ROUNDS", 3)
+    monkeypatch.setattr(comparison, "_WARM_UPS", 1)
+
+
+def state_of(model):
+    gradients = [each.grad for each in model.parameters()]
+    return copy.deepcopy((model.state_dict(), gradients, model.training, model.lstm.dropout, model.drop.p))
+
+
+def test_a_model_is_compared_and_stays_as_it_is():
+    model, x = Tagger(), torch.randn(6, 7, 5, requires_grad=True)
+    model.lstm.weight_hh_l0.grad = torch.ones_like(model.lstm.weight_hh_l0)
+    before, random = state_of(model), torch.get_rng_state()
+    found = gatewise.compare(model, x, scale=2.0)
+    assert found.replaced == ("lstm", "cell")
+    assert found.training
+    assert found.outputs < 1e-5
+    assert found.gradients < 1e-5
+    for each in (found.before, found.after):
+        assert 0 < each.called < 1
+        assert (each.replayed, each.peak_bytes, each.obstacle) == (None, None, "")
+    torch.testing.assert_close(state_of(model), before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert x.grad is None
+    assert type(model.lstm) is nn.LSTM
+
+
+def test_a_model_that_was_accelerated_is_compared_with_the_layers_that_it_had():
+    model = gatewise.accelerate(Tagger(), verbose=False).eval()
+    with torch.no_grad():
+        found = gatewise.compare(model, torch.randn(6, 7, 5))
+    assert (found.training, found.gradients) == (False, None)
+    assert found.outputs < 1e-5
+    assert type(model.lstm) is gatewise.LSTM
+
+
+def test_packed_sequences_are_compared():
+    packed = pack_sequence([torch.randn(n, 5) for n in (4, 6, 1)], enforce_sorted=False)
+    found = gatewise.compare(nn.LSTM(5, 4, bidirectional=True), packed)
+    assert found.replaced == ("the model itself",)
+    assert found.outputs < 1e-5
+    assert found.gradients < 1e-5
+
+
+@pytest.mark.parametrize(("factor", "wrong"), [(2.0, 1.0), (float("nan"), float("inf"))])
+def test_a_layer_with_other_results_is_seen(monkeypatch, factor, wrong):
+    forward = gatewise.LSTM.forward
+
+    def other(self, *given, **options):
+        y, states = forward(self, *given, **options)
+        return y * factor, states
+
+    monkeypatch.setattr(gatewise.LSTM, "forward", other)
+    found = gatewise.compare(nn.LSTM(5, 4), torch.randn(7, 2, 5))
+    assert found.outputs == pytest.approx(wrong)
+    assert found.gradients > 0.1
+
+
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), gatewise.LSTM(5, 4)], ids=["none", "gatewise's own"])
+def test_without_a_layer_to_replace_there_is_nothing_to_compare(model):
+    with pytest.raises(gatewise.ArgumentError, match=r"`model` must be a module with recurrent layers of torch\.nn"):
+        gatewise.compare(model, torch.randn(7, 2, 5))
+
+
+def test_a_function_is_refused():
+    with pytest.raises(gatewise.ArgumentError, match=r"`model` must be a torch\.nn\.Module, got function"):
+        gatewise.compare(lambda x: x, torch.randn(7, 2, 5))
+
+
+def test_the_report_fits_80_columns():
+    before = Measured(12.6e-3, 1.94e-3, 3 << 30, "")
+    after = Measured(3.4e-3, None, 1 << 30, "operation not permitted when stream is capturing " * 3)
+    text = str(Comparison(before, after, tuple(f"encoder.layers.{n}" for n in range(9)), True, 3.4e-7, 0.0))
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.startswith(
+        "forward and backward pass     torch.nn    gatewise\n"
+        "called from Python             12.6 ms      3.4 ms  3.71 times as fast\n"
+        "replayed as a CUDA graph       1.94 ms           ?\n"
+        "peak memory                      3 GiB       1 GiB  0.33 of the memory\n"
+        "largest difference  outputs 3e-07, gradients 0 of the largest value\n"
+        "replaced  encoder.layers.0, "
+    )
+    assert "no CUDA graph, gatewise  operation not permitted" in text
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_steps_are_replayed_too(monkeypatch):
+    monkeypatch.undo()
+    model = nn.Sequential(nn.LSTM(64, 256, num_layers=2, device="cuda"))
+    found = gatewise.compare(model, torch.randn(50, 16, 64, device="cuda"))
+    for each in (found.before, found.after):
+        assert 0 < each.replayed < each.called
+        assert each.peak_bytes > 0
+        assert not each.obstacle
+    assert found.after.called < found.before.called
+    assert found.outputs < 1e-2
+    assert found.gradients < 1e-2
+
+
+@pytest.mark.gpu
+def test_a_step_that_cannot_be_captured_is_timed_as_it_is():
+    class Reads(nn.LSTM):
+        def forward(self, x):
+            return super().forward(x)[0] * x.sum().item()
+
+    found = gatewise.compare(Reads(8, 8, device="cuda"), torch.randn(5, 2, 8, device="cuda"))
+    assert found.before.replayed is found.after.replayed is None
+    assert "captur" in found.after.obstacle
+    assert found.after.called > 0
+    assert torch.ones(2, device="cuda").sum().item() == 2
