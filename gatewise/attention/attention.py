@@ -17,7 +17,7 @@ from gatewise.attention.validate import check_tensors, prepare
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device
 from gatewise.contract.errors import ShapeError, sentence
-from gatewise.contract.pytorch import is_exporting
+from gatewise.contract.tracing import is_compiling, is_exporting
 from gatewise.contract.transforms import is_transformed
 
 
@@ -149,7 +149,7 @@ def attend(
         context, weights = operators.traced(tensors, lengths, score, kernel, memory_budget, **flags)
         return _returned(context, weights, one_step=one_step, need_weights=need_weights)
     problem, inputs = prepare(tensors, lengths, score, differentiable)
-    if keys.is_meta or is_transformed() or (not torch.compiler.is_compiling() and forward_ad._current_level >= 0):
+    if keys.is_meta or is_transformed() or (not is_compiling() and forward_ad._current_level >= 0):
         context, weights = explicit.run_operators(problem, inputs, kernel, memory_budget)
     elif differentiable:
         context, weights = _Attend.apply(
@@ -256,7 +256,7 @@ class _Attend(torch.autograd.Function):
         if dcontext is None and dweights is None:
             return (None,) * 12
         wanted = ctx.needs_input_grad[5:]
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # as with `create_graph`
+        if torch.is_grad_enabled() and not is_compiling():  # as with `create_graph`
             found = explicit.run_differentiable_backward(problem, inputs, (dcontext, dweights), wanted)
             return (None,) * 5 + found
         dcontext = torch.zeros_like(context) if dcontext is None else dcontext

@@ -1,10 +1,8 @@
-"""The cells for which PyTorch has layers, the names that PyTorch and cuDNN have for them, and PyTorch's exports."""
+"""The cells for which PyTorch has layers, the names that PyTorch and cuDNN have for them."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
-
-import torch
 
 from gatewise.cells import GRU, LSTM, RNN, Cell
 
@@ -73,13 +71,3 @@ def cell_of(layer: object, training: bool) -> Cell | None:
     known = MODES.get(getattr(layer, "mode", "LSTM"))
     cell_in = getattr(layer, "cell_in", None)
     return cell_in(training) if cell_in else known and known.cell
-
-
-def is_exporting() -> bool:
-    """Return whether `torch.export` traces a graph; with PyTorch 2.6 only one of ``strict=False``."""
-    # PyTorch 2.6 has no such function. There, only `torch.export` lets the other one be true outside of Dynamo.
-    return getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
-
-
-# Without this, `torch.compile` of PyTorch 2.11 takes the function of PyTorch as always true.
-is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gatewise.contract.tracing import is_compiling
+
 Backward = Callable[..., tuple[Tensor | None, ...]]
 
 
@@ -27,7 +29,7 @@ def once_differentiable(what: str, advice: str) -> Callable[[Backward], Backward
     def decorate(backward: Backward) -> Backward:
         @functools.wraps(backward)
         def once(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            if torch.is_grad_enabled() and not is_compiling():
                 raise RuntimeError(f"{what} is differentiable once, which excludes `create_graph=True`. {advice}")
             with torch.no_grad():
                 return backward(ctx, *gradients)

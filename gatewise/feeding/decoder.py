@@ -12,6 +12,7 @@ from gatewise.contract.device import Device, tf32_products_allowed
 from gatewise.contract.errors import ArgumentError, ModifiedInPlace, sentence
 from gatewise.contract.ranges import PROBABILITY
 from gatewise.contract.second_derivatives import once_differentiable
+from gatewise.contract.tracing import is_compiling
 from gatewise.contract.transforms import is_transformed
 from gatewise.feeding import backward_loop, forward_loop, packing
 from gatewise.feeding.call import Inputs, Options, Weights
@@ -99,7 +100,7 @@ def attended_outputs(
         raise ArgumentError(sentence("embedded", "of at least one step", list(embedded.shape)))
     for name, probability in (("dropout", dropout), ("layer_dropout", layer_dropout)):
         PROBABILITY.check(name, probability)  # an attribute of a model's layer, which programs may set
-    if is_transformed() or (not torch.compiler.is_compiling() and forward_ad._current_level >= 0):
+    if is_transformed() or (not is_compiling() and forward_ad._current_level >= 0):
         raise RuntimeError(
             "A decoder with input feeding can be called neither inside of torch.func's transforms nor in forward mode. "
             "A model without input feeding can."

@@ -21,6 +21,7 @@ from gatewise.contract.errors import ArgumentError, KernelRefused, ShapeError, s
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.pytorch import cell_of_mode
 from gatewise.contract.steps import LayerSteps
+from gatewise.contract.tracing import is_compiling
 from gatewise.contract.transforms import is_transformed
 from gatewise.functional.arguments import check_options, check_reverse, check_tensors
 from gatewise.functional.execution import execute, prepare
@@ -92,7 +93,7 @@ def lstm(
     """
     flat = flattened(weights)
     check_reverse(reverse, bidirectional)
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         check_tensors(x, state, flat)
     y, h_n, c_n = recurrent(
         x,
@@ -145,7 +146,7 @@ def recurrent(
     Returns:
         y, h_n and c_n, the final states shaped as the initial ones; c_n means nothing for a cell without other states.
     """
-    compiling = torch.compiler.is_compiling()
+    compiling = torch.compiler.is_compiling() and is_compiling()
     if not compiling and multiprocessors_left.get() is not None and not torch._C._is_tracing():
         check_options(bidirectional, dropout, memory)
         layers = separate_layers(state, flat, bidirectional, cell_of_mode(cell))
@@ -247,7 +248,7 @@ def recurrent_with_steps(
     if kernel not in (AUTO, REFERENCE.name):
         expectation = f"{AUTO!r} or {REFERENCE.name!r} where the values of all steps are returned"
         raise KernelRefused(sentence("kernel", expectation, repr(kernel)))
-    if torch.compiler.is_compiling():
+    if is_compiling():
         advice = "Call the layer outside of the compiled function, as torch.compiler.disable does."
         raise ArgumentError(sentence("return_steps", "False under torch.compile", "True", advice))
     x, given, flat = _as_autocast(x, state, flat)

@@ -15,8 +15,8 @@ from torch import Tensor
 from gatewise.cells import Cell, cell_named, is_shipped, stated
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.masks import mask_specs
-from gatewise.contract.pytorch import is_exporting
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
+from gatewise.contract.tracing import is_exporting
 from gatewise.contract.unaliased import unaliased
 from gatewise.functional.arguments import check_input, check_options, check_tensors, described_while_traced
 from gatewise.functional.execution import prepare

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gatewise.contract.pytorch import is_exporting
+from gatewise.contract.tracing import is_compiling, is_exporting
 from gatewise.functional.lengths import as_tensor, checked_batch_sizes, checked_lengths
 from gatewise.functional.resets import copied_resets
 
@@ -39,7 +39,7 @@ class Reversal(NamedTuple):
         """
         if lengths is None and batch_sizes is None:
             return cls(None)
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             return cls(_checked_source(x.shape, x.device, lengths, batch_sizes))
         if lengths is not None and not isinstance(lengths, Tensor):
             lengths = as_tensor(lengths)

@@ -15,6 +15,7 @@ from torch.nn import functional
 from gatewise.contract import token_factors
 from gatewise.contract.data_parallel import multiprocessors_left
 from gatewise.contract.token_factors import TokenFactors
+from gatewise.contract.tracing import is_compiling
 from gatewise.models.table_gradient import MOST_TOKENS, can_add, table_gradient
 
 _NO_PADDING = -1
@@ -32,7 +33,7 @@ def looked_up(table: nn.Embedding, tokens: Tensor) -> Tensor:
         table: The embeddings.
         tokens: The tokens, int64 or int32.
     """
-    if multiprocessors_left.get() is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if multiprocessors_left.get() is None or not torch.is_grad_enabled() or is_compiling():
         return table(tokens)
     others = table.max_norm, table.sparse, table.scale_grad_by_freq, table._forward_hooks, table._forward_pre_hooks
     if any(others) or table.padding_idx is not None or type(table) is not nn.Embedding:

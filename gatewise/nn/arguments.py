@@ -14,8 +14,8 @@ from torch import Tensor
 from gatewise.cells import Cell, candidate_changed, check_statement, is_shipped
 from gatewise.cells.step import next_states
 from gatewise.contract.errors import ArgumentError, DtypeError, ShapeError, sentence
-from gatewise.contract.pytorch import is_exporting
 from gatewise.contract.ranges import PROBABILITY
+from gatewise.contract.tracing import is_compiling, is_exporting
 from gatewise.functional.arguments import check_dropout, check_memory, check_name, check_reverse
 
 
@@ -94,7 +94,7 @@ def check_compiled(cell: Cell) -> bool:
     Raises:
         ArgumentError: It traces a call of a cell that is not one of the library.
     """
-    compiling = torch.compiler.is_compiling()
+    compiling = torch.compiler.is_compiling() and is_compiling()
     if compiling and not is_exporting() and not is_shipped(cell):
         advice = "Call the layer outside of the compiled function, as torch.compiler.disable does."
         raise ArgumentError(sentence("cell", "one of gatewise.cells under torch.compile", repr(cell), advice))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gatewise.contract.errors import ArgumentError, ShapeError, sentence
 from gatewise.contract.problem import NORMAL
+from gatewise.contract.tracing import is_compiling
 from gatewise.nn.arguments import check_dtype, check_layer_options, check_rate, checked_sizes, warn_of_idle_dropout
 from gatewise.nn.flat_weights import flatten
 from gatewise.nn.recurrent_weights import check_tensors
@@ -186,9 +187,7 @@ def weights_of(layer: Any) -> tuple[Tensor, ...]:
     check_tensors(names, weights)
     # Tensors that a parametrization computes, or that `functional_call` lends in place of parameters, are not stored:
     # they belong to one call.
-    if not torch.compiler.is_compiling() and (
-        are_listed or all(map(functools.partial(_is_held, layer), names, weights))
-    ):
+    if not is_compiling() and (are_listed or all(map(functools.partial(_is_held, layer), names, weights))):
         layer._flat_weights = list(weights)
         layer._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in weights]
     return weights

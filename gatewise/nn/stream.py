@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gatewise.cells import Cell
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
 from gatewise.contract.problem import Problem
+from gatewise.contract.tracing import is_compiling
 from gatewise.functional.one_step import (
     NOT_CAPTURED,
     Stack,
@@ -135,7 +136,7 @@ class Stream:
                 had begun, and the states were neither reset nor assigned since. Or a weight of the layer is None.
             KernelRefused: The kernel that was named cannot run the step.
         """
-        if torch.compiler.is_compiling():
+        if is_compiling():
             refuse_if_traced(x)
             return _outside_of_graph(self, x)
         if not isinstance(x, Tensor):
@@ -360,7 +361,7 @@ class Stream:
         """Return the steps that hold the states, and keep them alive if a CUDA graph captures this use of them."""
         held = self._held
         # PyTorch's compiler, which may trace `reset`, would take the answer of its time for that of every call.
-        if held is not None and not torch.compiler.is_compiling() and _is_capturing(held.device):
+        if held is not None and not is_compiling() and _is_capturing(held.device):
             self._keep(held)
         return held
 

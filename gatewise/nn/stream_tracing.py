@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.contract.pytorch import is_exporting
+from gatewise.contract.tracing import is_compiling, is_exporting
 
 
 def refuse_traced(got: str, advice: str = "Call the layer itself, with its states as inputs and outputs.") -> NoReturn:
@@ -36,7 +36,7 @@ def refuse_if_traced(*given: object) -> None:
     Raises:
         ArgumentError: The call is traced, or a tensor is a `FakeTensor`.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         if is_exporting():
             refuse_traced("a call that torch.export traces")
         return

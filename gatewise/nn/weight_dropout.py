@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from gatewise.contract.tracing import is_compiling
+
 
 def with_dropped_weights(weights: Sequence[Tensor], per_direction: int, rate: float) -> tuple[Tensor, ...]:
     """Return the weights with new dropout masks on the recurrent matrices.
@@ -31,7 +33,7 @@ def _dropped(weight: Tensor, rate: float) -> Tensor:
     like = torch.empty_like(weight, dtype=torch.bool, memory_format=torch.contiguous_format)
     kept = torch.bernoulli(like, 1.0 - rate)
     scale = 1.0 / (1.0 - rate)
-    differentiated_forward = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+    differentiated_forward = not is_compiling() and forward_ad._current_level >= 0
     if differentiated_forward or torch.jit.is_tracing():  # the operator below has no forward derivative, nor in ONNX
         return weight * kept * scale
     # The same in one launch; torch.nn.functional.dropout rounds the scale to float32 for float64 too.

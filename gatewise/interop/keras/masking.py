@@ -12,6 +12,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from gatewise.contract.tracing import is_compiling
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Masking:
@@ -32,7 +34,7 @@ class Masking:
         """Return the masking of a mask [B, T]; None if all steps are known to be unmasked without synchronising."""
         mask = mask.bool()
         seen = mask.cumsum(1)
-        readable = mask.device.type == "cpu" and not torch.compiler.is_compiling()
+        readable = mask.device.type == "cpu" and not is_compiling()
         if readable and bool(mask.all()):
             return None
         # A mask for right-padded sequences never changes from False to True.

@@ -25,7 +25,7 @@ from gatewise.cells import step_cell
 from gatewise.cells.cell import Cell
 from gatewise.contract.kernel import TensorSpec
 from gatewise.contract.problem import Problem
-from gatewise.contract.pytorch import is_exporting
+from gatewise.contract.tracing import is_exporting
 from gatewise.contract.weights import DirectionWeights
 from gatewise.kernels.eager.blocks import is_swept
 from gatewise.kernels.eager.masks import NO_MASKS, DirectionMasks
