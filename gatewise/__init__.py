@@ -30,6 +30,7 @@ from gatewise.contract.errors import (
     OutOfMemoryPredicted,
     ProcessFailed,
     ShapeError,
+    SlowerKernelWarning,
     TrainingDiverged,
     UnexpectedKernel,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "Recurrent",
     "RecurrentCell",
     "ShapeError",
+    "SlowerKernelWarning",
     "TrainingDiverged",
     "UnexpectedKernel",
     "__version__",

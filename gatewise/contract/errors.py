@@ -61,6 +61,10 @@ class KernelRefused(GatewiseError, ValueError):
     """
 
 
+class SlowerKernelWarning(UserWarning):
+    """The warning that options or sizes leave only a slow kernel, which would otherwise run in silence."""
+
+
 class UnexpectedKernel(GatewiseError, RuntimeError):
     """A call ran on a different kernel than the decision says, or on an unknown one.
 

@@ -20,7 +20,7 @@ from gatewise.contract.capture import state as state_of_capture
 from gatewise.contract.data_parallel import reserved
 from gatewise.contract.decision import Decision
 from gatewise.contract.device import Device, tf32_allowed
-from gatewise.contract.errors import KernelRefused, callers_level, sentence
+from gatewise.contract.errors import KernelRefused, SlowerKernelWarning, callers_level, sentence
 from gatewise.contract.kernel import Operator
 from gatewise.contract.masks import draws_masks
 from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
@@ -205,8 +205,10 @@ def plan_of(
         return Plan(problem, REFERENCE.name, PlainPyTorch(), *shapes, records=True, single_use=False)
     device = _without_cudnn_if_off(x[2], cudnn_enabled)
     name = chosen_for_graph(problem, device, wanted.kernel) if traced else AUTO
-    chosen = choose(problem, device, name if traced else wanted, memory_budget).chosen
-    kernel = kernel_named(chosen or "")
+    decision = choose(problem, device, name if traced else wanted, memory_budget)
+    kernel = kernel_named(decision.chosen or "")
+    if device.kind == "cuda" and kernel is REFERENCE and wanted.kernel == AUTO:
+        _warn_if_nothing_else_accepts(decision)
     if kernel is REFERENCE and not has_adjoint(cell):
         if refusal := refusal_of(stated(cell)):
             advice = f"Only {kernel.name} runs it, by its own operators under autograd."
@@ -239,6 +241,16 @@ def plan_of(
         operator=operator,
         ragged=by_lengths,
     )
+
+
+def _warn_if_nothing_else_accepts(decision: Decision) -> None:
+    if sum(verdict.accepted for verdict in decision.verdicts) == 1:
+        text = (  # the same for all calls, so that it is shown once for each place in a program
+            f"`{REFERENCE.name}` computes this call on a GPU, with several operators for every time step, because "
+            f"every other kernel refuses it. gatewise.explain gives the reasons; with kernel='{REFERENCE.name}' there "
+            "is no warning."
+        )
+        warnings.warn(text, SlowerKernelWarning, stacklevel=callers_level())
 
 
 def chosen_for_graph(problem: Problem, device: Device, kernel: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import statistics
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -217,7 +217,7 @@ def _times(functions: Sequence[Callable[[], object]]) -> list[float]:
     threads = torch.get_num_threads()
     timers = [Timer("function()", globals={"function": each}, num_threads=threads) for each in functions]
     rounds = [[timer.blocked_autorange(min_run_time=_SECONDS).median for timer in timers] for _ in range(_ROUNDS)]
-    return [statistics.median(times) for times in zip(*rounds, strict=True)]
+    return [float(np.median(times)) for times in zip(*rounds, strict=True)]
 
 
 def _peak_bytes(step: _Step) -> int:

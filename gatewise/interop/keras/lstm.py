@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gatewise.contract.errors import ArgumentError, KernelRefused, sentence
+from gatewise.contract.errors import ArgumentError, KernelRefused, SlowerKernelWarning, sentence
 from gatewise.functional import lstm
 from gatewise.functional.arguments import check_name
 from gatewise.interop.keras.backend import keras_on_torch
@@ -23,10 +23,6 @@ from gatewise.interop.packing import unpack
 keras = keras_on_torch()
 
 _LAYOUT = LAYOUTS["keras"]
-
-
-class SlowerKernelWarning(UserWarning):
-    """The warning that no kernel of gatewise supports a layer's options, so that Keras' loop over time steps runs."""
 
 
 class _InKerasFiles(type(keras.layers.LSTM)):
