@@ -10,10 +10,11 @@ from gatewise.contract.decision import Decision, Verdict, format_bytes, format_s
 from gatewise.contract.problem import Layout
 from gatewise.contract.pytorch import pytorch_layer
 from gatewise.kernels.cudnn.criteria import why_not_persistent
-from gatewise.selection.advice import Advice, memory
+from gatewise.selection.advice import LARGEST_BATCH, Advice, memory
 from gatewise.selection.pytorch import decide_as_pytorch
 
 _COLUMNS = 80
+_NOTABLY = 1.05  # smaller ratios are within the error of the predictions
 
 
 def as_text(decision: Decision, suggestions: tuple[Advice, ...], batch: int) -> str:
@@ -84,7 +85,10 @@ def _of_pytorch(decision: Decision) -> tuple[Verdict, dict[str, tuple[Refusal, .
 def _pytorch_lines(decision: Decision) -> list[str]:
     runs, unmet = _of_pytorch(decision)
     packed = " (packed)" if decision.problem.layout is not Layout.DENSE else ""
-    lines = _wrapped("  ", f"{runs.kernel}{packed}: {runs.algorithm}, {format_seconds(runs.seconds)} predicted")
+    ours = decision.verdict(decision.chosen) if decision.chosen else None
+    ratio = runs.seconds / ours.seconds if ours and ours.seconds and runs.seconds else 1.0
+    longer = f", {ratio:.2g} times as long as {decision.chosen}" if ratio > _NOTABLY else ""
+    lines = _wrapped("  ", f"{runs.kernel}{packed}: {runs.algorithm}, {format_seconds(runs.seconds)} predicted{longer}")
     for algorithm, refusals in unmet.items():
         lines.append(f"  not {algorithm}, because")
         for refusal in refusals:
@@ -100,7 +104,8 @@ def _memory_lines(decision: Decision, batch: int) -> list[str]:
     lines = _wrapped("  ", f"{parts}, at the peak {format_bytes(needed.peak)} more: {format_bytes(needed.total)}")
     if device.memory_bytes:
         whole = f"{format_bytes(device.memory_bytes)} (in 90 % of it, this layer alone)"
-        lines += _wrapped("  ", f"largest batch that fits in {whole}: {f'{batch:,}' if batch else 'none'}")
+        found = f"{batch:,}{' or more' if batch == LARGEST_BATCH else ''}" if batch else "none"
+        lines += _wrapped("  ", f"largest batch that fits in {whole}: {found}")
     return lines
 
 

@@ -21,7 +21,7 @@ from gatewise.selection.preference import AUTO
 _WORTH_SAYING = 1.05  # smaller gains are within the error of the predictions
 _ALIKE = 1.02  # among gains that differ by less, the change that is tried first is named
 _USABLE = 0.9  # of the device's memory; the rest is for the CUDA context, fragmentation and libraries
-_LARGEST_BATCH = 1 << 24
+LARGEST_BATCH = 1 << 24  # larger ones are not looked for
 _ALIGNED = 8  # kernels are as fast for all multiples of it, and slower for other batches
 
 _SHORT = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -182,15 +182,15 @@ def largest_batch(problem: Problem, device: Device, kernel: str = AUTO) -> int:
         return bool(kernels) and all(_memory_with(found, each).total <= room for each in kernels)
 
     low, high = 0, 1
-    while high <= _LARGEST_BATCH and fits_surely(high):
+    while high <= LARGEST_BATCH and fits_surely(high):
         low, high = high, 2 * high
     high = low + 1
-    while low < _LARGEST_BATCH and fits(high):
+    while low < LARGEST_BATCH and fits(high):
         low, high = high, high + max(1, high // 16)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return min(low, _LARGEST_BATCH)
+    return min(low, LARGEST_BATCH)
 
 
 def _seconds_a_sequence(decision: Decision, problem: Problem) -> float:

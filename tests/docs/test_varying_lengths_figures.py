@@ -30,6 +30,8 @@ def test_the_readme_has_the_range_of_batches_that_vary_and_are_not_packed():
     text = " ".join((ROOT / "README.md").read_text("utf-8").split())
     least, most = (time.removesuffix("x") for time in (min(times), max(times)))
     assert f"(docs/benchmarks.md#batches-of-varying-lengths) {least} to {most} times" in text
+    packed = sorted(cells(row).split()[-1].removesuffix("x") for (*_, packed), row in newest().items() if packed)
+    assert "or {} and {} times if they are packed".format(*packed) in text
 
 
 def test_the_table_is_that_of_the_newest_records():

@@ -164,8 +164,8 @@ def markdown(records: Sequence[LayerRecord]) -> str:
         f"Times as fast as `torch.{rows[0].rival}`, geometric means over {cases} shapes "
         f"(`gatewise bench {rows[0].cell}`):",
         "",
-        "| | train step, eager | train step, CUDA graph | inference, eager | inference, CUDA graph | memory of a train "
-        "step |",
+        "| | train step, from Python | train step, CUDA graph | inference, from Python | inference, CUDA graph | memory "
+        "of a train step |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for dtype in dict.fromkeys(record.dtype for record in rows):
@@ -176,7 +176,7 @@ def markdown(records: Sequence[LayerRecord]) -> str:
         ]
         cells.append(_factor(_mean(rows, dtype, TRAIN, lambda record: record.memory_ratio), "x"))
         lines.append(f"| {dtype} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_below_one(rows), provenance([record.run for record in records])])
+    return "\n".join([*lines, "", *_range(rows), *_below_one(rows), provenance([record.run for record in records])])
 
 
 def report(records: Sequence[LayerRecord]) -> str:
@@ -225,6 +225,18 @@ def _shortfalls(records: Sequence[LayerRecord]) -> list[str]:
         lines += [f"Errors above 1.20x of {records[0].rival}'s, {_title(key)}: {', '.join(coarse)}."] if coarse else []
         lines += [f"{_title(key)}: {line}" for line in [predictions(rows)] if line]
     return lines
+
+
+def _range(records: Sequence[LayerRecord]) -> list[str]:
+    """Return what precisions and memory mean, and the smallest and largest ratio of all rows."""
+    ratios = [ratio for record in records for how in _HOW if (ratio := record.speed_up(how))]
+    text = (
+        "`tf32` is float32 with PyTorch's default settings, `fp32` has TF32 switched off. Memory is the peak beyond "
+        f"inputs, weights, outputs and gradients, as a share of that of `torch.{records[0].rival}`."
+    )
+    if not ratios:
+        return [text, ""]
+    return [f"{text} Single shapes are {min(ratios):.2f} to {max(ratios):.1f} times as fast.", ""]
 
 
 def _below_one(records: Sequence[LayerRecord]) -> list[str]:

@@ -41,7 +41,7 @@ def test_a_run_and_its_report(tmp_path: Path) -> None:
     page = tmp_path / "README.md"
     page.write_text("<!-- benchmark: lstm_quick -->\n<!-- /benchmark: lstm_quick -->\n")
     assert call("report", "lstm_quick", "--into", "README.md", "--plot", "docs/lstm").exit_code == 0
-    assert "| train step, eager |" in page.read_text()
+    assert "| train step, from Python |" in page.read_text()
     assert "torch.nn.LSTM, by size](docs/lstm.svg)" in page.read_text()
     assert "## fp32, inference" in (tmp_path / "benchmarks" / "reports" / "lstm_quick.md").read_text()
     assert (tmp_path / "docs" / "lstm.svg").is_file()

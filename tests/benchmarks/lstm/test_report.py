@@ -152,6 +152,7 @@ def test_markdown(rows: list[LayerRecord]) -> None:
     lines = report.markdown(rows).splitlines()
     assert lines[0] == "Times as fast as `torch.nn.LSTM`, geometric means over 6 shapes (`gatewise bench lstm`):"
     assert "| bf16 | 2.71x | 1.36x | 8.00x | 4.00x | 0.50x |" in lines
+    assert any(line.endswith("Single shapes are 0.50 to 16.0 times as fast.") for line in lines)
     assert "| fp16 | 16.00x | 8.00x |  |  | 0.50x |" in lines
     found = "Slower than `torch.nn.LSTM`, by more than the 3% that runs differ by: bf16, train step, CUDA graph:"
     assert f"{found} decode_64_1024 0.50x." in lines
