@@ -122,6 +122,9 @@ def compare(model: nn.Module, *inputs: Any, **options: Any) -> Comparison:
         advice = "Layers that were created as gatewise's own are not compared; planned_swaps names those that stay."
         raise ArgumentError(sentence("model", wanted, "none", advice))
     after = accelerate(copy.deepcopy(before), verbose=False)
+    for layer in (*before.modules(), *after.modules()):
+        if isinstance(layer, nn.RNNBase):
+            layer.flatten_parameters()  # each weight of a copy has memory of its own, which cuDNN copies in every call
     devices = {tensor.device for tensor in _tensors((inputs, options, list(model.parameters()))) if tensor.is_cuda}
     with torch.random.fork_rng([device.index for device in devices]):
         steps = [_step(each, inputs, options) for each in (before, after)]

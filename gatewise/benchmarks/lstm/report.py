@@ -164,8 +164,8 @@ def markdown(records: Sequence[LayerRecord]) -> str:
         f"Times as fast as `torch.{rows[0].rival}`, geometric means over {cases} shapes "
         f"(`gatewise bench {rows[0].cell}`):",
         "",
-        "| | train step, from Python | train step, CUDA graph | inference, from Python | inference, CUDA graph | memory "
-        "of a train step |",
+        "| | train step, from Python | train step, CUDA graph | inference, from Python | inference, CUDA graph "
+        "| memory of a train step |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for dtype in dict.fromkeys(record.dtype for record in rows):
