@@ -342,7 +342,7 @@ def decision_of(
         found, longest = checked_lengths(lengths, problem.time, problem.batch, x.device)
         layout = Layout.DEVICE_LENGTHS if found.is_cuda else Layout.HOST_LENGTHS
         problem = _with_lengths(problem, layout, longest == 0)
-    if resets is not None:
+    if resets is not None and not (problem.time == 1 and lengths is None):  # see reset_before_one_step
         problem = problem.replace(resets=True)
     if x.is_cuda and reserved():
         problem = problem.replace(reserved=reserved())

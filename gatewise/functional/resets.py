@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gatewise.cells import Cell
 from gatewise.contract.errors import ArgumentError, DeviceError, DtypeError, ShapeError, sentence
+from gatewise.functional.initial_states import initial_states
 
 
 def copied_resets(resets: Any, x_shape: Sequence[int], device: torch.device, *, packed: bool) -> Tensor:
@@ -32,11 +34,49 @@ def copied_resets(resets: Any, x_shape: Sequence[int], device: torch.device, *, 
     """
     if packed:
         refuse_packed(resets)
+    _check_resets_of(x_shape, device, resets)
+    return resets.detach().to(torch.bool, copy=True, memory_format=torch.contiguous_format)
+
+
+def reset_before_one_step(
+    resets: Any, x: Tensor, state: tuple[Tensor, ...] | None, cell: Cell
+) -> tuple[tuple[Tensor, ...] | None, Any]:
+    """Return the initial states of a call of one time step without the rows that are reset, and None for the resets.
+
+    Without resets, more kernels accept the call. States that do not fit are returned as they are, with the resets, for
+    the call to refuse.
+
+    Args:
+        resets: The resets as the caller gave them.
+        x: The input [1, B, I].
+        state: The hidden state [L*D, B, R] and the other states side by side [L*D, B, S*H], as far as the cell has
+            them; None for the states of a new episode.
+        cell: The cell.
+
+    Raises:
+        ArgumentError: `resets` is not a dense tensor.
+        DtypeError: The dtype is neither bool nor an integer type.
+        ShapeError: The shape is not [1, B].
+        DeviceError: The tensor is on another device than the input.
+    """
+    _check_resets_of(x.shape, x.device, resets)
+    if state is None:
+        return None, None
+    if any(each.dim() != 3 or each.shape[1] != x.shape[1] or each.device != x.device for each in state):
+        return state, resets
+    begin = resets.detach().bool().transpose(0, 1)  # [B, 1]
+    if not cell.initial_states:
+        return tuple([each.masked_fill(begin, 0) for each in state]), None
+    zeros = [torch.zeros_like(each) for each in (state[0], state[-1])]
+    initial = initial_states(cell, *zeros)
+    return tuple([torch.where(begin, first, each) for first, each in zip(initial, state, strict=False)]), None
+
+
+def _check_resets_of(x_shape: Sequence[int], device: torch.device, resets: Any) -> None:
     check_resets(resets, x_shape[:2], "[T, B]")
     if resets.device != device:
         advice = "Move it with .to(x.device)."
         raise DeviceError(sentence("resets", f"on {device} like x", f"one on {resets.device}", advice))
-    return resets.detach().to(torch.bool, copy=True, memory_format=torch.contiguous_format)
 
 
 def check_resets(resets: Any, shape: Sequence[int], form: str, name: str = "resets") -> None:

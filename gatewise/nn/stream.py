@@ -136,7 +136,7 @@ class Stream:
                 had begun, and the states were neither reset nor assigned since. Or a weight of the layer is None.
             KernelRefused: The kernel that was named cannot run the step.
         """
-        if is_compiling():
+        if torch.compiler.is_compiling() and is_compiling():
             refuse_if_traced(x)
             return _outside_of_graph(self, x)
         if not isinstance(x, Tensor):

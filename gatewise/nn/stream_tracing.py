@@ -36,7 +36,7 @@ def refuse_if_traced(*given: object) -> None:
     Raises:
         ArgumentError: The call is traced, or a tensor is a `FakeTensor`.
     """
-    if is_compiling():
+    if torch.compiler.is_compiling() and is_compiling():
         if is_exporting():
             refuse_traced("a call that torch.export traces")
         return

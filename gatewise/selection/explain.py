@@ -119,6 +119,7 @@ def explain(
     capture = "announced" if captured else ""
     if captured is None and where.kind == "cuda" and not _described(device):
         capture = capture_state()
+    layout = _layout(lengths, where)
     problem = Problem(
         time=time,
         batch=batch,
@@ -129,7 +130,7 @@ def explain(
         bidirectional=module.bidirectional,
         bias=module.bias,
         dtype=number_type,
-        layout=_layout(lengths, where),
+        layout=layout,
         dropout=module.dropout if training and module.num_layers > 1 else 0.0,
         needs_grad=training,
         allow_tf32=where.kind == "cuda" and number_type == torch.float32 and tf32_allowed(),
@@ -138,7 +139,8 @@ def explain(
         reserved=reserved() if where.kind == "cuda" else 0,
         captured=capture != "",
         announced=capture == "announced",
-        resets=resets is not None and resets is not False,
+        # Of a single step, the states are reset before the call.
+        resets=resets is not None and resets is not False and (time != 1 or layout is not Layout.DENSE),
     )
     wanted = getattr(module, "kernel", AUTO) if kernel is None else kernel
     # A device that is only described cannot be measured, whatever the policy is.
