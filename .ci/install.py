@@ -65,7 +65,8 @@ def pip_for(python: str) -> list[str]:
     for command in (own, running):
         if _run([*command, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0:
             return command
-    _run([python, "-m", "ensurepip"], stdout=subprocess.DEVNULL)
+    if _run([python, "-m", "ensurepip"], stdout=subprocess.DEVNULL):
+        sys.exit(f"{sys.executable} has neither pip nor ensurepip; on Debian and Ubuntu, install python3-venv.")
     return own
 
 

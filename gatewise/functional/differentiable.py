@@ -30,6 +30,7 @@ from gatewise.functional.layer_by_layer import layer_by_layer, separate_layers
 from gatewise.functional.operators import traced
 from gatewise.functional.passes import with_masks
 from gatewise.functional.plan import Particulars
+from gatewise.functional.resets import reset_before_one_step
 from gatewise.functional.reversal import Reversal
 from gatewise.functional.torchscript import recorded
 from gatewise.functional.weights import NestedWeights, flattened
@@ -188,6 +189,8 @@ def recurrent(
         order = Reversal.of(x, lengths, batch_sizes)
         resets = order.resets(resets, x)
         x = order.reordered(x)
+    if resets is not None and lengths is None and batch_sizes is None and x.dim() == 3 and x.shape[0] == 1:
+        state, resets = reset_before_one_step(resets, x, state, cell_of_mode(cell), bidirectional)
     options = lengths, batch_sizes, bidirectional, dropout, kernel, memory
     if not compiling and torch._C._is_tracing():
         found = recorded(x, _pair(state), flat, *options, cell_of_mode(cell), resets)

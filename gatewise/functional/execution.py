@@ -24,7 +24,6 @@ from gatewise.contract.data_parallel import multiprocessors_left, reserved
 from gatewise.contract.device import tf32_allowed
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.contract.problem import Layout, Problem
-from gatewise.contract.pytorch import cell_of_mode
 from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result, Versions, check_versions, versions_of
 from gatewise.contract.second_derivatives import differentiable_gradients
 from gatewise.contract.token_factors import TokenFactors
@@ -35,7 +34,7 @@ from gatewise.functional.initial_states import initial_states
 from gatewise.functional.lengths import bounded, checked_batch_sizes, checked_lengths, read_lengths
 from gatewise.functional.passes import Guarded, in_plain_pytorch, with_masks
 from gatewise.functional.plan import Particulars, Plan, Settings, plan_of
-from gatewise.functional.resets import copied_resets, refuse_packed, reset_before_one_step
+from gatewise.functional.resets import copied_resets, refuse_packed
 from gatewise.functional.weights import forms_of
 from gatewise.selection import AUTO, FREE, REFERENCE, Preference, kernel_named, preference
 
@@ -82,8 +81,6 @@ def execute(
         check_tensors(x, None, flat)
         raise
     packed = particulars = None
-    if resets is not None and lengths is None and batch_sizes is None and x.dim() == 3 and x.shape[0] == 1:
-        state, resets = reset_before_one_step(resets, x, state, cell_of_mode(cell))
     if batch_sizes is not None or lengths is not None or resets is not None:
         packed, particulars, resets = _layout_of(None, x, lengths, batch_sizes, resets)
     plan = _planned(

@@ -207,7 +207,7 @@ def plan_of(
     name = chosen_for_graph(problem, device, wanted.kernel) if traced else AUTO
     decision = choose(problem, device, name if traced else wanted, memory_budget)
     kernel = kernel_named(decision.chosen or "")
-    if device.kind == "cuda" and kernel is REFERENCE and wanted.kernel == AUTO:
+    if device.kind == "cuda" and kernel is REFERENCE and wanted.kernel == AUTO and problem.time * problem.batch:
         _warn_if_nothing_else_accepts(decision)
     if kernel is REFERENCE and not has_adjoint(cell):
         if refusal := refusal_of(stated(cell)):

@@ -39,12 +39,13 @@ def copied_resets(resets: Any, x_shape: Sequence[int], device: torch.device, *, 
 
 
 def reset_before_one_step(
-    resets: Any, x: Tensor, state: tuple[Tensor, ...] | None, cell: Cell
+    resets: Any, x: Tensor, state: tuple[Tensor, ...] | None, cell: Cell, bidirectional: bool
 ) -> tuple[tuple[Tensor, ...] | None, Any]:
     """Return the initial states of a call of one time step without the rows that are reset, and None for the resets.
 
-    Without resets, more kernels accept the call. States that do not fit are returned as they are, with the resets, for
-    the call to refuse.
+    Without resets, more kernels accept the call. The reverse direction begins at this step with the given states, which
+    a reset before the step does not change. States that do not fit are returned as they are, with the resets, for the
+    call to refuse.
 
     Args:
         resets: The resets as the caller gave them.
@@ -52,6 +53,7 @@ def reset_before_one_step(
         state: The hidden state [L*D, B, R] and the other states side by side [L*D, B, S*H], as far as the cell has
             them; None for the states of a new episode.
         cell: The cell.
+        bidirectional: Whether every layer has a reverse direction.
 
     Raises:
         ArgumentError: `resets` is not a dense tensor.
@@ -62,9 +64,13 @@ def reset_before_one_step(
     _check_resets_of(x.shape, x.device, resets)
     if state is None:
         return None, None
-    if any(each.dim() != 3 or each.shape[1] != x.shape[1] or each.device != x.device for each in state):
+    layers = state[0].shape[0] if state[0].dim() else 0
+    sizes = [(*each.shape[:-1], each.device) for each in state]
+    if set(sizes) != {(layers, x.shape[1], x.device)} or layers % (1 + bidirectional):
         return state, resets
-    begin = resets.detach().bool().transpose(0, 1)  # [B, 1]
+    rows = [resets.detach().to(torch.bool, copy=True)]  # the caller may write over its own before the backward pass
+    rows += [torch.zeros_like(rows[0])] if bidirectional else []
+    begin = torch.cat(rows * (layers // len(rows))).unsqueeze(-1)  # [L*D, B, 1]
     if not cell.initial_states:
         return tuple([each.masked_fill(begin, 0) for each in state]), None
     zeros = [torch.zeros_like(each) for each in (state[0], state[-1])]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import math
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,7 +26,7 @@ _ROUNDS = 7
 _SECONDS = 0.05  # of each measurement in each round
 _WARM_UPS = 10  # the first calls compile kernels, and on a GPU calls are replayed from the third one on
 
-_Step = Callable[[], tuple[list[Tensor], list[Tensor]]]
+_Step = Callable[[], tuple[list[Tensor], list[Tensor | None]]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Comparison:
         replaced: The names of the layers that `accelerate` replaces.
         training: Whether a step has a backward pass.
         outputs: The largest difference of an output, relative to the largest value of that output.
-        gradients: The same for the gradients; None without a backward pass.
+        gradients: The same for the gradients of inputs and parameters; None without a backward pass.
     """
 
     before: Measured
@@ -105,7 +107,7 @@ def compare(model: nn.Module, *inputs: Any, **options: Any) -> Comparison:
         The times, the memory and the largest differences of results, which can be printed.
 
     Raises:
-        ArgumentError: `model` is not a module, or has no layer that `accelerate` can replace.
+        ArgumentError: `model` is not a module, has no layer that `accelerate` can replace, or returns no tensors.
 
     Examples:
         >>> import torch, gatewise
@@ -125,12 +127,20 @@ def compare(model: nn.Module, *inputs: Any, **options: Any) -> Comparison:
     for layer in (*before.modules(), *after.modules()):
         if isinstance(layer, nn.RNNBase):
             layer.flatten_parameters()  # each weight of a copy has memory of its own, which cuDNN copies in every call
-    devices = {tensor.device for tensor in _tensors((inputs, options, list(model.parameters()))) if tensor.is_cuda}
-    with torch.random.fork_rng([device.index for device in devices]):
-        steps = [_step(each, inputs, options) for each in (before, after)]
-        outputs, gradients = _largest_differences((before, after), steps)
-        theirs, ours = _measured(steps, next(iter(devices), None))
+    given = (inputs, options, list(model.parameters()))
+    devices = sorted({tensor.device.index for tensor in _tensors(given) if tensor.is_cuda})
+    with torch.random.fork_rng(devices):
+        steps = [_step(each, *_copied((inputs, options))) for each in (before, after)]
+        outputs, gradients = _largest_differences((before, after), steps, devices)
+        theirs, ours = _measured(steps, devices)
     return Comparison(theirs, ours, tuple(replaced), gradients is not None, outputs, gradients)
+
+
+def _copied(nested: Any) -> Any:
+    """Return copies of all tensors, which a model may change."""
+    return pytree.tree_map_only(
+        Tensor, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), nested
+    )
 
 
 def _step(model: nn.Module, inputs: tuple, options: dict[str, Any]) -> _Step:
@@ -141,31 +151,36 @@ def _step(model: nn.Module, inputs: tuple, options: dict[str, Any]) -> _Step:
         if tensor.requires_grad and torch.is_grad_enabled()
     ]
 
-    def step() -> tuple[list[Tensor], list[Tensor]]:
-        outputs = [tensor for tensor in _tensors(model(*inputs, **options)) if tensor.is_floating_point()]
+    def step() -> tuple[list[Tensor], list[Tensor | None]]:
+        outputs = _tensors(model(*inputs, **options))
         differentiable = [tensor for tensor in outputs if tensor.requires_grad]
         if not (sources and differentiable):
             return outputs, []
         ones = [torch.ones_like(tensor) for tensor in differentiable]
-        found = torch.autograd.grad(differentiable, sources, ones, allow_unused=True)
-        return outputs, [tensor for tensor in found if tensor is not None]
+        return outputs, list(torch.autograd.grad(differentiable, sources, ones, allow_unused=True))
 
     return step
 
 
-def _largest_differences(models: Sequence[nn.Module], steps: Sequence[_Step]) -> tuple[float, float | None]:
+def _largest_differences(
+    models: Sequence[nn.Module], steps: Sequence[_Step], devices: Sequence[int]
+) -> tuple[float, float | None]:
     """Return the largest relative difference of outputs, and of gradients if there are any, without dropout."""
     results = []
     for model, step in zip(models, steps, strict=True):
-        torch.manual_seed(0)
+        for generator in (torch.default_generator, *[torch.cuda.default_generators[device] for device in devices]):
+            generator.manual_seed(0)
         with _without_dropout(model):
             results.append(step())
     (outputs, gradients), found = results
+    if not outputs:
+        advice = "Return them as they are, or in tuples, lists, dictionaries or dataclasses."
+        raise ArgumentError(sentence("model", "a module that returns tensors", "another output", advice))
     of_outputs, of_gradients = (
-        [_difference(one.detach().double(), other.detach().double()) for one, other in zip(*pair, strict=True)]
+        [_difference(one, other) for one, other in zip(*pair, strict=True)]
         for pair in zip(found, (outputs, gradients), strict=True)
     )
-    return max(of_outputs, default=0.0), max(of_gradients) if of_gradients else None
+    return max(of_outputs), max(of_gradients) if of_gradients else None
 
 
 @contextlib.contextmanager
@@ -186,26 +201,38 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def _difference(found: Tensor, expected: Tensor) -> float:
+def _difference(found: Tensor | None, expected: Tensor | None) -> float:
+    """Return the largest difference of two tensors, of which a missing one is zero."""
+    if found is None or expected is None:
+        one = found if expected is None else expected
+        return 0.0 if one is None or not one.any() else math.inf
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    found, expected = (each.detach().to(wide) for each in (found, expected))
     if not found.numel():
         return 0.0
     apart = torch.where((found == expected) | (found.isnan() & expected.isnan()), 0.0, (found - expected).abs())
-    most = expected.nan_to_num(0.0, 0.0, 0.0).abs().max()
+    most = expected.abs().nan_to_num(0.0, 0.0, 0.0).max()
     return float((apart / most.clamp_min(torch.finfo(torch.float64).tiny)).nan_to_num(torch.inf).max())
 
 
-def _measured(steps: Sequence[_Step], device: torch.device | None) -> list[Measured]:
-    """Measure steps in turn, on a GPU or on the CPU."""
-    for step in steps:
-        for _ in range(_WARM_UPS):
-            step()
-    called = _times(steps)
-    if device is None:
-        return [Measured(seconds, None, None, "") for seconds in called]
-    with torch.cuda.device(device):
-        peaks = [_peak_bytes(step) for step in steps]
-        graphs = [_graph_of(step) for step in steps]
-    times = iter(_times([graph.replay for graph in graphs if not isinstance(graph, str)]))
+def _measured(steps: Sequence[_Step], devices: Sequence[int]) -> list[Measured]:
+    """Measure steps in turn, on GPUs or on the CPU."""
+
+    def now() -> float:
+        for device in devices:
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    with torch.cuda.device(devices[0]) if devices else contextlib.nullcontext():
+        for step in steps:
+            for _ in range(_WARM_UPS):
+                step()
+        called = _times(steps, now)
+        if not devices:
+            return [Measured(seconds, None, None, "") for seconds in called]
+        peaks = [_peak_bytes(step, devices) for step in steps]
+        graphs = [_graph_of(step) if len(devices) == 1 else "the model is on several GPUs" for step in steps]
+        times = iter(_times([graph.replay for graph in graphs if not isinstance(graph, str)], now))
     found = []
     for seconds, peak, graph in zip(called, peaks, graphs, strict=True):
         replayed, obstacle = (None, graph) if isinstance(graph, str) else (next(times), "")
@@ -213,22 +240,24 @@ def _measured(steps: Sequence[_Step], device: torch.device | None) -> list[Measu
     return found
 
 
-def _times(functions: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the median time of each function, in seconds; they are measured in turn."""
+def _times(functions: Sequence[Callable[[], object]], now: Callable[[], float]) -> list[float]:
+    """Return the median time of each function, in seconds; they are measured in turn, by a clock."""
     from torch.utils.benchmark import Timer  # not with `import gatewise`
 
     threads = torch.get_num_threads()
-    timers = [Timer("function()", globals={"function": each}, num_threads=threads) for each in functions]
+    timers = [Timer("function()", globals={"function": each}, num_threads=threads, timer=now) for each in functions]
     rounds = [[timer.blocked_autorange(min_run_time=_SECONDS).median for timer in timers] for _ in range(_ROUNDS)]
     return [float(np.median(times)) for times in zip(*rounds, strict=True)]
 
 
-def _peak_bytes(step: _Step) -> int:
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    allocated = torch.cuda.memory_allocated()
+def _peak_bytes(step: _Step, devices: Sequence[int]) -> int:
+    before = 0
+    for device in devices:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before += torch.cuda.memory_allocated(device)
     step()
-    return torch.cuda.max_memory_allocated() - allocated
+    return sum(map(torch.cuda.max_memory_allocated, devices)) - before
 
 
 def _graph_of(step: _Step) -> torch.cuda.CUDAGraph | str:
@@ -242,12 +271,19 @@ def _graph_of(step: _Step) -> torch.cuda.CUDAGraph | str:
                     step()
             torch.cuda.current_stream().wait_stream(side)
             return captured_graph(step)
-    except RuntimeError as error:
+    except Exception as error:  # noqa: BLE001  a model may raise anything while it is captured
         return first_cause(error)
 
 
 def _tensors(nested: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(nested) if isinstance(leaf, Tensor)]
+    """Return the tensors in tuples, lists, dictionaries and dataclasses."""
+    found = []
+    for leaf in pytree.tree_leaves(nested):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            found += _tensors([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+    return found
 
 
 def _row(name: str, before: float | None, after: float | None) -> str:

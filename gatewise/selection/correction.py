@@ -44,15 +44,14 @@ class Factors(NamedTuple):
 def factors(kernel: str, work: Work, problem: Problem, device: Device) -> Factors:
     """Return the factors for the estimates of a call.
 
-    On a GPU on which nothing was measured, they are those of another GPU: most of the error of an estimate comes from
-    the algorithm, and not from the device. Without any measured calls they are 1.
+    On a GPU on which no such call was measured, they are those of another GPU: most of the error of an estimate comes
+    from the algorithm, and not from the device. Without any measured calls they are 1.
     """
-    found = _fitted(kernel, problem.needs_grad, device.name)
-    if found is None and device.kind == "cuda":
-        found = _fitted(kernel, problem.needs_grad, _MEASURED)
-    if found is None or points.precision_of(problem) not in found.precisions:
-        return Factors()
-    return factors_of(found, work, problem)
+    for name in (device.name, _MEASURED) if device.kind == "cuda" else (device.name,):
+        found = _fitted(kernel, problem.needs_grad, name)
+        if found is not None and points.precision_of(problem) in found.precisions:
+            return factors_of(found, work, problem)
+    return Factors()
 
 
 def factors_of(found: Fit, work: Work, problem: Problem) -> Factors:

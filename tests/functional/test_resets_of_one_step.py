@@ -7,7 +7,7 @@ import gatewise
 from gatewise.cells import SLSTM
 
 LAYERS = {
-    "LSTM": lambda: gatewise.LSTM(3, 4, num_layers=2, bidirectional=True),
+    "LSTM": lambda: gatewise.LSTM(3, 4, num_layers=2),
     "GRU": lambda: gatewise.GRU(3, 4, num_layers=2),
     "projected": lambda: gatewise.LSTM(3, 4, proj_size=2),
     "states that begin elsewhere": lambda: gatewise.Recurrent(SLSTM(), 3, 4),
@@ -48,11 +48,54 @@ def test_results_and_gradients_are_those_of_rows_that_begin(name, integers):
 
 def _new(layer, x, single):
     """Return the states with which a call begins that gives none, as it would give them."""
-    states = layer.stream(batch=x.shape[1]).states if not layer.bidirectional else None
-    if states is None:
-        shape = 2 * layer.num_layers, x.shape[1], 4
-        return [torch.zeros(shape), torch.zeros(shape)]
+    states = layer.stream(batch=x.shape[1]).states
     return [states] if single else list(states)
+
+
+@pytest.mark.parametrize("kind", [gatewise.LSTM, gatewise.GRU])
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"reverse": True}], ids=str)
+def test_results_are_those_of_a_kernel_that_reads_the_resets(kind, options):
+    layer = kind(3, 4, num_layers=2, **options)
+    x, resets = torch.randn(1, 5, 3), torch.tensor([[True, False, True, False, False]])
+    with torch.no_grad():
+        _, states = layer(torch.randn(4, 5, 3))
+        found = layer(x, states, resets=resets)
+        expected = layer(x, states, lengths=[1] * 5, resets=resets)
+    torch.testing.assert_close(found, expected)
+    assert not torch.equal(layer(x, states)[0], found[0]) or "reverse" in options
+
+
+@pytest.mark.parametrize("cell", [False, True])
+@pytest.mark.parametrize("kind", [torch.bool, torch.int64])
+def test_resets_may_be_written_over_before_the_backward_pass(kind, cell):
+    def run(change):
+        torch.manual_seed(0)
+        layer = gatewise.RecurrentCell(gatewise.cells.LSTM(), 3, 4) if cell else gatewise.LSTM(3, 4)
+        with torch.inference_mode():
+            resets = torch.tensor([True, False, True]).to(kind)
+        resets = resets if not change else resets.clone()
+        x, states = torch.randn(3, 3), tuple(torch.ones(2, 3, 4).requires_grad_())
+        if cell:
+            h, _ = layer(x, states, resets)
+        else:
+            h, _ = layer(x[None], tuple(each[None] for each in states), resets=resets[None])
+        if change:
+            resets.fill_(1)
+        h.sum().backward()
+        return [each.grad for each in layer.parameters()]
+
+    torch.testing.assert_close(run(True), run(False))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_named_kernel_accepts_a_single_step(compiled):
+    layer, x = gatewise.LSTM(3, 4, kernel="aten"), torch.randn(1, 5, 3)
+    states, resets = tuple(torch.ones(2, 1, 5, 4)), torch.tensor([[True, False, True, False, False]])
+    with torch.no_grad():
+        expected = layer(x, tuple(each * ~resets.unsqueeze(-1) for each in states))
+        call = torch.compile(layer, backend="eager") if compiled else layer
+        torch.testing.assert_close(call(x, states, resets=resets), expected)
+    torch.compiler.reset()
 
 
 def test_a_call_is_chosen_as_one_without_resets():

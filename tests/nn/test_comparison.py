@@ -1,6 +1,7 @@
 """`gatewise.compare` times a model with the layers of PyTorch and with gatewise's, and compares their results."""
 
 import copy
+import dataclasses
 import warnings
 
 import pytest
@@ -71,6 +72,61 @@ def test_packed_sequences_are_compared():
     assert found.replaced == ("the model itself",)
     assert found.outputs < 1e-5
     assert found.gradients < 1e-5
+
+
+@dataclasses.dataclass
+class Output:
+    """An output as programs have them, with a number that is no tensor."""
+
+    logits: torch.Tensor
+    count: int = 3
+
+
+class Returns(nn.Module):
+    """A layer whose output is what a function makes of it."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.lstm, self.function = nn.LSTM(5, 4), function
+
+    def forward(self, x):
+        return self.function(self.lstm(x)[0])
+
+
+def test_outputs_in_dataclasses_are_compared():
+    found = gatewise.compare(Returns(Output), torch.randn(7, 2, 5))
+    assert found.training
+    assert found.gradients < 1e-5
+
+
+@pytest.mark.parametrize("kind", [torch.complex64, torch.int64, torch.bool])
+def test_outputs_of_every_dtype_are_compared(monkeypatch, kind):
+    forward = gatewise.LSTM.forward
+    model = Returns(lambda y: (y * 100).to(kind))
+    x = torch.randn(7, 2, 5)
+    assert gatewise.compare(model, x).outputs < 1e-4
+    monkeypatch.setattr(gatewise.LSTM, "forward", lambda self, x: [forward(self, x)[0] * 0])
+    assert gatewise.compare(model, x).outputs == pytest.approx(1.0)
+
+
+def test_an_output_without_tensors_is_refused():
+    with pytest.raises(gatewise.ArgumentError, match="`model` must be a module that returns tensors"):
+        gatewise.compare(Returns(lambda y: "text"), torch.randn(7, 2, 5))
+
+
+def test_inputs_that_a_model_changes_stay_as_they_are():
+    class Changes(nn.LSTM):
+        def forward(self, x):
+            return super().forward(x.mul_(2))
+
+    x = torch.ones(7, 2, 5)
+    assert gatewise.compare(Changes(5, 4), x).outputs < 1e-5
+    assert torch.equal(x, torch.ones(7, 2, 5))
+
+
+def test_no_generator_of_another_device_is_seeded(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("seeded"))
+    gatewise.compare(nn.LSTM(5, 4), torch.randn(7, 2, 5))
 
 
 @pytest.mark.parametrize(("factor", "wrong"), [(2.0, 1.0), (float("nan"), float("inf"))])

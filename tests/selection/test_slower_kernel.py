@@ -17,9 +17,9 @@ def prepared(monkeypatch):
     monkeypatch.setattr(plan.Device, "probe", lambda device: Device.named("h200"))
     monkeypatch.setattr(execution, "state_of_capture", lambda: "")
 
-    def prepare(hidden_size, kernel="auto", memory="lean"):
+    def prepare(hidden_size, kernel="auto", memory="lean", time=5):
         with FakeTensorMode():
-            shapes = (5, 2, 4), (4 * hidden_size, 4), (4 * hidden_size, hidden_size)
+            shapes = (time, 2, 4), (4 * hidden_size, 4), (4 * hidden_size, hidden_size)
             x, w_ih, w_hh = (torch.empty(shape, device="cuda") for shape in shapes)
             biases = [torch.empty(4 * hidden_size, device="cuda") for _ in range(2)]
             options = None, None, False, 0.0, True, kernel, memory, gatewise.cells.LSTM()
@@ -34,7 +34,9 @@ def test_a_call_that_only_eager_accepts_warns(prepared):
     assert found.kernel == "eager"
 
 
-@pytest.mark.parametrize("options", [{}, {"hidden_size": 2500, "memory": "normal"}, {"kernel": "eager"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"hidden_size": 2500, "memory": "normal"}, {"kernel": "eager"}, {"time": 0}], ids=str
+)
 def test_other_calls_do_not(prepared, options):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -41,7 +41,7 @@ __device__ __forceinline__ Word scaled(Word word, const Exponents<NUMBERS>& colu
 extern "C" __global__ void recurrent_half_results(const Results p) {
     const Result& own = p.of[blockIdx.z];
     const int first = blockIdx.x * AT_ONCE, column = blockIdx.y * blockDim.x + threadIdx.x;
-    if (column >= own.columns) return;
+    if (column >= own.columns || first >= own.rows) return;
     Word words[2][AT_ONCE];
     int rows[2][AT_ONCE];
     Exponents<NUMBERS> columns[2];
