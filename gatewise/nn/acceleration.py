@@ -213,7 +213,7 @@ def _obstacle(module: nn.Module) -> str:
         return f"is a subclass, {kind.__qualname__}, with a forward of its own"
     if not _calls_super(kind, theirs):
         said = f"is a subclass, {kind.__qualname__}, with a forward of its own that does not call super().forward"
-        return f"{said}; derive it from gatewise.{theirs.__name__} and call that"
+        return f"{said}; derive it from gatewise.{theirs.__name__} and call super().forward"
     changed = [name for name in _CALLED if getattr(kind, name, None) is not getattr(theirs, name, None)]
     if changed:
         return f"is a subclass, {kind.__qualname__}, with its own {' and '.join(changed)}, which would not be called"

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from gatewise.cells import Cell
 from gatewise.contract.capture import state as capture_state
@@ -102,7 +103,9 @@ def explain(
     training = bool(getattr(module, "training", False)) if training is None else training
     cell = cell_of(module, training)
     if not isinstance(module, LSTMLike) or not isinstance(cell, Cell):
-        raise ArgumentError(sentence("module", "a recurrent layer of gatewise or PyTorch", type(module).__name__))
+        advice = "Of a whole model, gatewise.verify tells the kernels, and gatewise.compare the times."
+        got = type(module).__name__
+        raise ArgumentError(sentence("module", "a recurrent layer of gatewise or PyTorch", got, advice))
     weight = next(module.parameters())  # type: ignore[attr-defined]
     shape = _shape(x)
     if len(shape) not in (2, 3) or shape[-1] != module.input_size:
@@ -183,7 +186,8 @@ def _shape(x: Tensor | Sequence[int]) -> tuple[int, ...]:
         shape = tuple(operator.index(size) for size in x)
     except TypeError:
         got = repr(x) if len(repr(x)) <= _SHOWN else type(x).__name__
-        raise ArgumentError(sentence("x", "a tensor or a shape, integers", got)) from None
+        advice = "Give the padded batch and `lengths`." if isinstance(x, PackedSequence) else ""
+        raise ArgumentError(sentence("x", "a tensor or a shape, integers", got, advice)) from None
     if min(shape, default=0) < 0:
         raise ArgumentError(sentence("x", "a shape of sizes from 0 up", shape))
     return shape

@@ -217,7 +217,7 @@ def left_alone():
         "subclass": (
             Custom(3, 4),
             "is a subclass, Custom, with a forward of its own that does not call super().forward; "
-            "derive it from gatewise.LSTM and call that",
+            "derive it from gatewise.LSTM and call super().forward",
         ),
         "parametrised": (parametrised, "is a subclass, ParametrizedCustom, with a forward of its own"),
         "checks": (Checking(3, 4), "is a subclass, Checking, with its own check_input, which would not be called"),
@@ -356,7 +356,8 @@ def test_what_was_exchanged_and_what_was_left_is_printed(model, capsys):
         "  stages.0: becomes gatewise.LSTM",
         "  stages.1, also: becomes gatewise.LSTM",
         "  custom: stays: it is a subclass, Custom, with a forward of its own that does",
-        "    not call super().forward; derive it from gatewise.LSTM and call that",
+        "    not call super().forward; derive it from gatewise.LSTM and call",
+        "    super().forward",
     ]
 
 

@@ -96,7 +96,7 @@ def test_bad_arguments_say_what_to_give(lstm):
     with pytest.raises(DeviceError, match=r"`device` must be cuda, cuda:N or one of h200, h100, .* got 'h2000'"):
         gatewise.explain(lstm, (100, 64, 512), device="h2000")
     packed = torch.nn.utils.rnn.pack_sequence([torch.zeros(3, 512)])
-    with pytest.raises(ArgumentError, match=r"`x` must be a tensor or a shape, integers, got PackedSequence\."):
+    with pytest.raises(ArgumentError, match=r"`x` must be a tensor or a shape, .* PackedSequence\. Give the padded"):
         gatewise.explain(lstm, packed, device="h200")
     missing = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises(DeviceError, match=rf"a GPU of this machine, where PyTorch finds \d+, got '{missing}'"):
@@ -124,7 +124,9 @@ def test_a_shape_is_integers_from_zero_up(lstm, shape, message):
 
 
 def test_what_is_no_layer_and_no_dtype_is_named(lstm):
-    with pytest.raises(ArgumentError, match=r"`module` must be a recurrent layer of gatewise or PyTorch, got Linear"):
+    with pytest.raises(
+        ArgumentError, match=r"`module` must be a recurrent layer of gatewise or PyTorch, got Linear\. Of a"
+    ):
         gatewise.explain(torch.nn.Linear(4, 4), (5, 3, 4))
     for dtype in ("float32", torch.int64):
         with pytest.raises(DtypeError, match=f"`dtype` must be a floating-point type .* got {dtype!r}"):
