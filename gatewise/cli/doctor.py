@@ -16,7 +16,7 @@ from rich.console import Console
 from gatewise import testing
 from gatewise.cli import environment
 from gatewise.cli.environment import Extra, Gpu, Requirement, Versions
-from gatewise.contract.decision import format_bytes
+from gatewise.contract.decision import format_bytes, wrapped
 from gatewise.contract.device import Device, tf32_allowed
 from gatewise.contract.errors import GatewiseError
 from gatewise.contract.kernel import Kernel
@@ -193,10 +193,10 @@ def _as_lines(found: Findings) -> Iterator[str]:
         **found.settings,
     }
     for name, value in rows.items():
-        yield from _wrapped(f"  {name:<10} ", value)
+        yield from wrapped(f"  {name:<10} ", value)
     yield from ("", "devices")
     for name, device in found.devices.items():
-        yield from _wrapped(f"  {name:<10} ", _device_text(device))
+        yield from wrapped(f"  {name:<10} ", _device_text(device))
     yield from ("", "extras")
     for extra in found.extras:
         yield from _extra_lines(extra)
@@ -207,11 +207,11 @@ def _as_lines(found: Findings) -> Iterator[str]:
         yield from _test_lines(test)
     yield ""
     for sentence in found.advice():
-        yield from _wrapped("note: ", sentence)
+        yield from wrapped("note: ", sentence)
     broken = found.broken()
     yield typer.style("broken:", fg="red", bold=True) if broken else typer.style("nothing is broken", fg="green")
     for sentence in broken:
-        yield from _wrapped("  - ", sentence)
+        yield from wrapped("  - ", sentence)
 
 
 def _device_text(device: Device) -> str:
@@ -226,7 +226,7 @@ def _extra_lines(extra: Extra) -> Iterator[str]:
     yield f"  {extra.name:<10} {state}  {extra.adds}"
     if extra.lacking:
         lacking = ", ".join(f"{one.package}{f' ({one.installed})' if one.too_old else ''}" for one in extra.lacking)
-        yield from _wrapped(" " * 13, f"lacks {lacking}. Run: {extra.command}")
+        yield from wrapped(" " * 13, f"lacks {lacking}. Run: {extra.command}")
 
 
 def _test_lines(test: SelfTest) -> Iterator[str]:
@@ -244,11 +244,7 @@ def _test_lines(test: SelfTest) -> Iterator[str]:
         # The dtype with the fewest refusals is the closest to being supported.
         reasons = min(test.refused.values(), key=len)
         for reason in reasons:
-            yield from _wrapped(" " * 13 + "- ", reason)
-
-
-def _wrapped(lead: str, text: str) -> list[str]:
-    return textwrap.wrap(text, _COLUMNS, initial_indent=lead, subsequent_indent=" " * len(lead))
+            yield from wrapped(" " * 13 + "- ", reason)
 
 
 def _as_data(found: Findings) -> dict[str, Any]:

@@ -6,14 +6,13 @@ import textwrap
 from typing import Any
 
 from gatewise.contract.criterion import Refusal
-from gatewise.contract.decision import Decision, Verdict, format_bytes, format_seconds
+from gatewise.contract.decision import Decision, Verdict, format_bytes, format_seconds, wrapped
 from gatewise.contract.problem import Layout
 from gatewise.contract.pytorch import pytorch_layer
 from gatewise.kernels.cudnn.criteria import why_not_persistent
 from gatewise.selection.advice import LARGEST_BATCH, Advice, memory
 from gatewise.selection.pytorch import decide_as_pytorch
 
-_COLUMNS = 80
 _NOTABLY = 1.05  # smaller ratios are within the error of the predictions
 
 
@@ -88,11 +87,11 @@ def _pytorch_lines(decision: Decision) -> list[str]:
     ours = decision.verdict(decision.chosen) if decision.chosen else None
     ratio = runs.seconds / ours.seconds if ours and ours.seconds and runs.seconds else 1.0
     longer = f", {ratio:.2g} times as long as {decision.chosen}" if ratio > _NOTABLY else ""
-    lines = _wrapped("  ", f"{runs.kernel}{packed}: {runs.algorithm}, {format_seconds(runs.seconds)} predicted{longer}")
+    lines = wrapped("  ", f"{runs.kernel}{packed}: {runs.algorithm}, {format_seconds(runs.seconds)} predicted{longer}")
     for algorithm, refusals in unmet.items():
         lines.append(f"  not {algorithm}, because")
         for refusal in refusals:
-            lines += _wrapped("    - ", str(refusal))
+            lines += wrapped("    - ", str(refusal))
     return lines
 
 
@@ -101,11 +100,11 @@ def _memory_lines(decision: Decision, batch: int) -> list[str]:
     if needed is None:
         return ["  none: nothing would run"]
     parts = f"weights {format_bytes(needed.weights)}, inputs {format_bytes(needed.inputs)}"
-    lines = _wrapped("  ", f"{parts}, at the peak {format_bytes(needed.peak)} more: {format_bytes(needed.total)}")
+    lines = wrapped("  ", f"{parts}, at the peak {format_bytes(needed.peak)} more: {format_bytes(needed.total)}")
     if device.memory_bytes:
         whole = f"{format_bytes(device.memory_bytes)} (in 90 % of it, this layer alone)"
         found = f"{batch:,}{' or more' if batch == LARGEST_BATCH else ''}" if batch else "none"
-        lines += _wrapped("  ", f"largest batch that fits in {whole}: {found}")
+        lines += wrapped("  ", f"largest batch that fits in {whole}: {found}")
     return lines
 
 
@@ -129,10 +128,6 @@ def _gain(advice: Advice, decision: Decision) -> str:
         return f"{'runs':<10}"
     unit = "seq/s" if advice.decision.problem.batch != decision.problem.batch else "speed"
     return f"{advice.gain:>5.3g}x {unit}"
-
-
-def _wrapped(lead: str, text: str) -> list[str]:
-    return textwrap.wrap(text, _COLUMNS, initial_indent=lead, subsequent_indent=" " * len(lead))
 
 
 def _verdict_data(found: Verdict) -> dict[str, Any]:

@@ -95,10 +95,10 @@ class Decision:
     def __str__(self) -> str:
         """Return a report of at most 80 columns."""
         head = [
-            *_wrapped("problem  ", str(self.problem)),
-            *_wrapped("device   ", self._device_line()),
-            *_wrapped("chosen   ", f"{self.chosen or 'none'} ({self.reason})"),
-            *_wrapped("times    ", self.evidence),
+            *wrapped("problem  ", str(self.problem)),
+            *wrapped("device   ", self._device_line()),
+            *wrapped("chosen   ", f"{self.chosen or 'none'} ({self.reason})"),
+            *wrapped("times    ", self.evidence),
         ]
         width = max(len(verdict.kernel) for verdict in self.verdicts)
         body = [line for verdict in self.verdicts for line in self._verdict_lines(verdict, width)]
@@ -115,11 +115,11 @@ class Decision:
         mark = "*" if verdict.kernel == self.chosen else " "
         lead = f"{mark} {verdict.kernel:<{width}}  "
         if not verdict.accepted:
-            lines = _wrapped(lead, f"refused  {verdict.summary}")
+            lines = wrapped(lead, f"refused  {verdict.summary}")
         else:
             how = "measured" if verdict.measured else "predicted"
             figures = f"{format_seconds(verdict.seconds)} {how}, {format_bytes(verdict.peak_bytes)}"
-            lines = _wrapped(lead, f"accepted  {figures}  {verdict.algorithm or verdict.summary}")
+            lines = wrapped(lead, f"accepted  {figures}  {verdict.algorithm or verdict.summary}")
         indent = " " * (len(lead) + 2)
         for refusal in verdict.refusals:
             lines += textwrap.wrap(
@@ -156,5 +156,6 @@ def format_bytes(count: int | None) -> str:
     return f"{value:.3g} TiB"
 
 
-def _wrapped(lead: str, text: str) -> list[str]:
+def wrapped(lead: str, text: str) -> list[str]:
+    """Return the lines of a text behind a lead, of at most 80 columns; further lines are indented by its length."""
     return textwrap.wrap(text, _COLUMNS, initial_indent=lead, subsequent_indent=" " * len(lead))

@@ -1,4 +1,4 @@
-"""The cells for which PyTorch has layers, the names that PyTorch and cuDNN have for them."""
+"""The cells for which PyTorch has layers, and the names that PyTorch and cuDNN have for them."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import math
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,11 +16,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gatewise.contract.capture import captured_graph, first_cause, for_cuda_graph
-from gatewise.contract.decision import format_bytes, format_seconds
+from gatewise.contract.decision import format_bytes, format_seconds, wrapped
 from gatewise.contract.errors import ArgumentError, sentence
 from gatewise.nn.acceleration import accelerate, planned_swaps, restore
+from gatewise.nn.nested_tensors import tensors_in
 
-_COLUMNS = 80
 _ROUNDS = 7
 _SECONDS = 0.05  # of each measurement in each round
 _WARM_UPS = 10  # the first calls compile kernels, and on a GPU calls are replayed from the third one on
@@ -80,11 +79,11 @@ class Comparison:
             lines.append(f"{'peak memory':<26}{sizes[0]:>12}{sizes[1]:>12}  {share:.2f} of the memory")
         parts = [f"outputs {self.outputs:.1g}"]
         parts += [] if self.gradients is None else [f"gradients {self.gradients:.1g}"]
-        lines += _wrapped("largest difference  ", f"{', '.join(parts)} of the largest value")
-        lines += _wrapped("replaced  ", ", ".join(self.replaced))
+        lines += wrapped("largest difference  ", f"{', '.join(parts)} of the largest value")
+        lines += wrapped("replaced  ", ", ".join(self.replaced))
         for library, each in (("torch.nn", self.before), ("gatewise", self.after)):
             if each.obstacle:
-                lines += _wrapped(f"no CUDA graph, {library}  ", each.obstacle)
+                lines += wrapped(f"no CUDA graph, {library}  ", each.obstacle)
         return "\n".join(lines)
 
 
@@ -128,7 +127,7 @@ def compare(model: nn.Module, *inputs: Any, **options: Any) -> Comparison:
         if isinstance(layer, nn.RNNBase):
             layer.flatten_parameters()  # each weight of a copy has memory of its own, which cuDNN copies in every call
     given = (inputs, options, list(model.parameters()))
-    devices = sorted({tensor.device.index for tensor in _tensors(given) if tensor.is_cuda})
+    devices = sorted({tensor.device.index for tensor in tensors_in(given) if tensor.is_cuda})
     with torch.random.fork_rng(devices):
         steps = [_step(each, *_copied((inputs, options))) for each in (before, after)]
         outputs, gradients = _largest_differences((before, after), steps, devices)
@@ -147,12 +146,12 @@ def _step(model: nn.Module, inputs: tuple, options: dict[str, Any]) -> _Step:
     """Return the function that computes a step, and returns the outputs, and the gradients if there are any."""
     sources = [
         tensor
-        for tensor in (*_tensors((inputs, options)), *model.parameters())
+        for tensor in (*tensors_in((inputs, options)), *model.parameters())
         if tensor.requires_grad and torch.is_grad_enabled()
     ]
 
     def step() -> tuple[list[Tensor], list[Tensor | None]]:
-        outputs = _tensors(model(*inputs, **options))
+        outputs = tensors_in(model(*inputs, **options))
         differentiable = [tensor for tensor in outputs if tensor.requires_grad]
         if not (sources and differentiable):
             return outputs, []
@@ -275,21 +274,6 @@ def _graph_of(step: _Step) -> torch.cuda.CUDAGraph | str:
         return first_cause(error)
 
 
-def _tensors(nested: Any) -> list[Tensor]:
-    """Return the tensors in tuples, lists, dictionaries and dataclasses."""
-    found = []
-    for leaf in pytree.tree_leaves(nested):
-        if isinstance(leaf, Tensor):
-            found.append(leaf)
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            found += _tensors([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
-    return found
-
-
 def _row(name: str, before: float | None, after: float | None) -> str:
     cells = f"{name:<26}{format_seconds(before):>12}{format_seconds(after):>12}"
     return cells if before is None or after is None else f"{cells}  {before / after:.2f} times as fast"
-
-
-def _wrapped(lead: str, text: str) -> list[str]:
-    return textwrap.wrap(text, _COLUMNS, initial_indent=lead, subsequent_indent=" " * len(lead))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -13,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils import _pytree as pytree
 
-from gatewise.contract.decision import Decision
+from gatewise.contract.decision import Decision, wrapped
 from gatewise.contract.errors import ArgumentError, UnexpectedKernel, sentence
 from gatewise.contract.problem import NORMAL
 from gatewise.contract.pytorch import cell_of
@@ -25,10 +23,10 @@ from gatewise.nn.arguments import refuse_input
 from gatewise.nn.call_errors import CALL_ERRORS, restate
 from gatewise.nn.gru import GRU
 from gatewise.nn.lstm import LSTM
+from gatewise.nn.nested_tensors import tensors_in
 from gatewise.nn.recurrent import Recurrent
 from gatewise.nn.rnn import RNN
 
-_COLUMNS = 80
 
 _OURS, _THEIRS = (LSTM, GRU, RNN, Recurrent), (nn.LSTM, nn.GRU, nn.RNN)
 
@@ -106,7 +104,7 @@ class Verification:
         for layer in self.layers:
             lines += ["", *_layer_lines(layer)]
         if self.idle:
-            lines += ["", *_wrapped("not called: ", ", ".join(self.idle))]
+            lines += ["", *wrapped("not called: ", ", ".join(self.idle))]
         return "\n".join(lines)
 
 
@@ -143,7 +141,7 @@ def verify(model: nn.Module, *inputs: Any, **options: Any) -> Verification:
     """
     layers = _layers(model)
     calls: list[_Call] = []
-    on_gpu = any(tensor.is_cuda for tensor in _tensors((inputs, options, list(model.parameters()))))
+    on_gpu = any(tensor.is_cuda for tensor in tensors_in((inputs, options, list(model.parameters()))))
     devices = range(torch.cuda.device_count()) if on_gpu else ()
     with contextlib.ExitStack() as stack:
         for name, layer in layers.items():
@@ -279,14 +277,10 @@ def _forward_and_backward(model: nn.Module, inputs: tuple, options: dict[str, An
     outputs = model(*inputs, **options)
     if not torch.is_grad_enabled():
         return
-    tensors = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
-    sources = [tensor for tensor in (*_tensors((inputs, options)), *model.parameters()) if tensor.requires_grad]
+    tensors = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
+    sources = [tensor for tensor in (*tensors_in((inputs, options)), *model.parameters()) if tensor.requires_grad]
     if tensors and sources:
         torch.autograd.grad(tensors, sources, [torch.ones_like(tensor) for tensor in tensors], allow_unused=True)
-
-
-def _tensors(nested: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(nested) if isinstance(leaf, Tensor)]
 
 
 def _by_decision(calls: Iterable[_Call], passes: Iterable[profile.Passes]) -> Iterator[LayerRun]:
@@ -332,13 +326,9 @@ def _layer_lines(layer: LayerRun) -> list[str]:
     decision = layer.decision
     calls = "" if layer.calls == 1 else f" ({layer.calls} calls)"
     lines = [
-        *_wrapped("", f"{layer.name or 'the model itself'}{calls}{'' if layer.agrees else ': NOT AS DECIDED'}"),
-        *_wrapped("  problem   ", str(decision.problem)),
-        *_wrapped("  decided   ", f"{decision.chosen} ({decision.reason})"),
-        *_wrapped("  forward   ", str(layer.forward)),
+        *wrapped("", f"{layer.name or 'the model itself'}{calls}{'' if layer.agrees else ': NOT AS DECIDED'}"),
+        *wrapped("  problem   ", str(decision.problem)),
+        *wrapped("  decided   ", f"{decision.chosen} ({decision.reason})"),
+        *wrapped("  forward   ", str(layer.forward)),
     ]
-    return lines + (_wrapped("  backward  ", str(layer.backward)) if layer.backward is not None else [])
-
-
-def _wrapped(lead: str, text: str) -> list[str]:
-    return textwrap.wrap(text, _COLUMNS, initial_indent=lead, subsequent_indent=" " * len(lead))
+    return lines + (wrapped("  backward  ", str(layer.backward)) if layer.backward is not None else [])

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 
-from gatewise.contract.decision import format_bytes
+from gatewise.contract.decision import format_bytes, wrapped
 from gatewise.planning.choose import Choice
 from gatewise.planning.peak import FORWARD, UPDATE
 from gatewise.planning.way import Way
-
-_COLUMNS = 80
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,14 +39,14 @@ class Plan:
     def __str__(self) -> str:
         """Return a report of at most 80 columns."""
         choice = self.choice
-        lines = [*_wrapped("memory plan  ", self._headline()), ""]
-        lines += _wrapped("  at rest    ", f"{_size(sum(count for _, count in choice.step.at_rest))}  {_items(choice)}")
+        lines = [*wrapped("memory plan  ", self._headline()), ""]
+        lines += wrapped("  at rest    ", f"{_size(sum(count for _, count in choice.step.at_rest))}  {_items(choice)}")
         lines.append(f"  {'part':<9}  {'kept':>9}  {'workspace':>9}  how")
         for part, way in zip(choice.step.parts, choice.ways, strict=True):
             room = max(way.forward_scratch, way.backward_scratch)
             lead = f"  {part.name:<9}  {_size(way.kept)}  {_size(room)}  "
-            lines += _wrapped(lead, way.detail)
-        return "\n".join([*lines, *_wrapped("  peak       ", f"{_size(self.peak_bytes)}  {_where(choice)}")])
+            lines += wrapped(lead, way.detail)
+        return "\n".join([*lines, *wrapped("  peak       ", f"{_size(self.peak_bytes)}  {_where(choice)}")])
 
     def _headline(self) -> str:
         share = f" of {format_bytes(self.budget)}" if self.budget is not None else ""
@@ -79,7 +76,3 @@ def _gradients(choice: Choice) -> int:
 
 def _size(count: int) -> str:
     return f"{format_bytes(count):>9}"
-
-
-def _wrapped(lead: str, text: str) -> list[str]:
-    return textwrap.wrap(text, _COLUMNS, initial_indent=lead, subsequent_indent=" " * len(lead))

@@ -11,7 +11,7 @@ from gatewise.contract import tracing
 
 
 def in_a_thread(function):
-    """Return what a function returns in a thread of its own."""
+    """Call a function in a thread of its own, and return its result."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
 

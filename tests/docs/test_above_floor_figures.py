@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.loops.above_floor import PARTS
+from gatewise.kernels.persistent.launches.auxiliary import AT_ONCE
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/kernel-internals.md").read_text("utf-8")
@@ -83,3 +84,21 @@ def test_products_without_padding_take_longer():
         copied = times["product with the padding, and a copy without it"]
         ratios += [us / copied for name, us in times.items() if "without padding" in name]
     assert f"take {min(ratios):.1f} to {max(ratios):.1f} times as long as one with padding and its copy" in TEXT
+
+
+def test_how_much_faster_copies_are():
+    lines = (ROOT / "benchmarks/results/copies.jsonl").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+
+    def us(what, **wanted):
+        (found,) = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
+        return found["us"][what]
+
+    factors = {"source": "operands", "dtype": "bfloat16", "hidden_size": 1500}
+    old = us("x and h", kernels="before", **factors)
+    new = us("x and h", **{"kernels": "after", "rows under way": AT_ONCE["operands"]}, **factors)
+    columns = {"hidden_size": 1150, "tokens": 5600}
+    of_columns = us("columns of x, h and W", kernels="before", source="half", **columns)
+    now = us("columns of x, h and W", threads=256, blocks=2112, **{"rows under way": 8}, **columns)
+    assert f"in bfloat16 take {new:.1f} instead of {old:.1f} us, and the largest values" in TEXT
+    assert f"of 1150 values {now:.1f} instead of {of_columns:.1f} us" in TEXT

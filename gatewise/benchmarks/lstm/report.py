@@ -228,7 +228,7 @@ def _shortfalls(records: Sequence[LayerRecord]) -> list[str]:
 
 
 def _range(records: Sequence[LayerRecord]) -> list[str]:
-    """Return what precisions and memory mean, and the smallest and largest ratio of all rows."""
+    """Return a line with the meaning of precisions and memory, and the smallest and the largest ratio of all rows."""
     ratios = [ratio for record in records for how in _HOW if (ratio := record.speed_up(how))]
     text = (
         "`tf32` is float32 with PyTorch's default settings, `fp32` has TF32 switched off. Memory is the peak beyond "

@@ -22,7 +22,7 @@ from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.padding import hidden_of
 
 AT_ONCE = {"fit": 4, "operands": 8, "half_results": 4}
-"""The number of rows of which a thread of each source that copies rows has values under way at the same time."""
+"""The number of rows of which a thread of each source has values under way (benchmarks/results/copies.jsonl)."""
 _THREADS = 128
 _SORTING_THREADS = 256
 _MOST_BLOCKS = 2048  # about as many as fit on an H200, 16 on a multiprocessor; each takes several rows

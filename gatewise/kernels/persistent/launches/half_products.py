@@ -24,7 +24,7 @@ _MOST_COLUMNS = 6
 _THREADS = 256
 _COLUMN_THREADS = 256
 _MOST_BLOCKS = 4096  # several times as many as are at work at once, so that all multiprocessors end at the same time
-_AT_ONCE = 8  # tokens that a warp of half_columns.cu reads at once
+_AT_ONCE = 8  # tokens that a warp of half_columns.cu reads at once (benchmarks/results/copies.jsonl)
 _COLUMN_BLOCKS = 2048  # about as many as fit on an H200, 16 on a multiprocessor
 
 
