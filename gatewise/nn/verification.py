@@ -27,7 +27,6 @@ from gatewise.nn.nested_tensors import tensors_in
 from gatewise.nn.recurrent import Recurrent
 from gatewise.nn.rnn import RNN
 
-
 _OURS, _THEIRS = (LSTM, GRU, RNN, Recurrent), (nn.LSTM, nn.GRU, nn.RNN)
 
 
