@@ -134,13 +134,18 @@ def test_small_stacks_run_beside_each_other_and_wide_ones_do_not():
         {"lean": True},
         {"traced": True},
         {"num_layers": 1},
-        {"time": 200_000},
     ],
     ids=str,
 )
 def test_what_is_computed_layer_by_layer(options):
     for backward in (False, True):
         assert layer_pairs.room_for_two(SMALL.replace(**options), H200, backward=backward) is None
+
+
+def test_long_sequences_are_computed_in_pairs():
+    long = SMALL.replace(time=200_000)
+    for backward in (False, True):
+        assert layer_pairs.stacked_cut(long, H200, backward=backward)
 
 
 def test_the_decision_says_so():

@@ -19,7 +19,6 @@ from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.segments import Cut, evenly, in_order, mirrored
 from gatewise.kernels.persistent.sizes.step import has_fused_passes
 
-_MOST_LAID_OUT = 1 << 28  # bytes of the gates of all layers
 _COUNTS = (1, 2, 3, 5, 7, 9, 11, 13, 15)  # of segments
 _PARTS_WITH_GATES_KEPT = ((1, 1), (1, 2), (2, 1), (1, 3), (2, 2), (3, 1), (2, 3), (3, 2), (3, 3))  # made again, kept
 _MOST_TRIED = 64  # numbers of steps whose gates are kept
@@ -31,18 +30,9 @@ _REFERENCE = Device.named("h200")  # cuts depend on the problem alone, so that m
 _PRODUCT_BYTES = 8 << 20  # that cuDNN takes for library products of a layer's direction
 
 
-@functools.lru_cache(maxsize=4096)
 def is_laid_out(problem: Problem) -> bool:
-    """Whether a call takes all its memory before its first launch, so that it can be replayed.
-
-    In large calls the device has more to do than the CPU, and scratch memory is better given back early.
-    """
-    if problem.traced or problem.proj_size:
-        return False
-    if problem.rebuilds_gates:
-        return True  # its scratch memory is a small part of all
-    gates = 4 * problem.num_layers * problem.time * problem.batch * _width(problem)
-    return gates * problem.element_bytes <= _MOST_LAID_OUT
+    """Whether a call takes all its memory before its first launch, so that it can be replayed."""
+    return not problem.traced and not problem.proj_size
 
 
 def overwrites_gates(problem: Problem) -> bool:
