@@ -38,7 +38,7 @@ class Change:
     """One difference between a call and a similar one.
 
     Attributes:
-        quantity: The quantity that changes: "batch", "hidden_size", "dtype", ...
+        quantity: The quantity that changes: "batch", "hidden_size", "dtype", "replay", ...
         text: The change as it is printed: "B 20 -> 24".
         problem: The fields of the problem that change, with their new values.
         device: The fields of the device that change, with their new values.
@@ -96,10 +96,10 @@ class Memory:
 
 
 def advise(problem: Problem, device: Device, kernel: str = AUTO) -> tuple[Advice, ...]:
-    """Return the changes of shape, dtype or layout with the largest predicted gains.
+    """Return the changes of shape, dtype, layout or of the way of calling with the largest predicted gains.
 
-    The search tries sizes rounded to multiples that suit the hardware, narrower dtypes, other layouts, the installation
-    of a missing package, and combinations of these. The gain of a larger batch is that in sequences per second; the
+    The search tries sizes rounded to multiples that suit the hardware, narrower dtypes, other layouts, the replay of
+    the call in a CUDA graph, the installation of a missing package, and combinations of these. The gain of a larger batch is that in sequences per second; the
     gain of a smaller hidden size must exceed the reduction of the work.
 
     Args:
@@ -119,7 +119,7 @@ def advise(problem: Problem, device: Device, kernel: str = AUTO) -> tuple[Advice
     best = sorted(_best_of_each(singles), key=_by_gain)
     leading = [found.changes[0] for found in best]
     together = itertools.chain(
-        (pair for pair in itertools.combinations(leading, 2) if pair[0].quantity != pair[1].quantity),
+        (pair for pair in itertools.combinations(leading, 2) if _go_together(*pair)),
         _all_aligned(changes, problem),
     )
     # A combination is reported only if its parts alone gain much less.
@@ -259,8 +259,16 @@ def _changes(problem: Problem, device: Device) -> Iterator[Change]:
         yield Change("layout", "lengths.cpu() once a batch", (("layout", Layout.HOST_LENGTHS),))
     elif problem.layout is not Layout.DENSE and device.kind == "cuda":
         yield Change("layout", "lengths= on the GPU", (("layout", Layout.DEVICE_LENGTHS),))
+    if device.kind == "cuda" and not problem.captured and problem.layout in (Layout.DENSE, Layout.DEVICE_LENGTHS):
+        how = "gatewise.make_graphed_step" if problem.needs_grad else "in a CUDA graph"
+        yield Change("replay", how, (("captured", True), ("announced", True)))
     if device.kind == "cuda" and not device.compiles:
         yield Change("packages", "pip install 'gatewise[cuda]'", device=(("compiles", True),))
+
+
+def _go_together(one: Change, other: Change) -> bool:
+    # A graph cannot read lengths on the CPU.
+    return one.quantity != other.quantity and {one.quantity, other.quantity} != {"layout", "replay"}
 
 
 def _resized(quantity: str, letter: str, before: int, after: int, largest: int) -> Iterator[Change]:

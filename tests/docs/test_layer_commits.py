@@ -24,22 +24,18 @@ def test_the_page_names_the_commits_of_all_rows_of_lstms_and_grus():
     found = {}
     for name in ("lstm", "gru"):
         for row in records(name):
-            if name == "lstm" and row.direction == TRAIN and row.dtype != "fp32":
-                found.setdefault("again", set()).add((row.run.commit[:10], row.run.date))
-                continue
-            again = row.case.startswith("decode_") and row.direction == TRAIN
-            # Those of a GRU with 64 sequences became faster once more.
-            kind = (name == "gru" and row.case.startswith("decode_64")) if again else None
+            kind = row.direction == TRAIN and row.dtype != "fp32"
+            if row.case.startswith("decode_") and row.direction == TRAIN and not kind:
+                # Those of a GRU with 64 sequences became faster once more.
+                kind = "many" if name == "gru" and row.case.startswith("decode_64") else "one step"
             found.setdefault((name, kind), set()).add((row.run.commit[:10], row.run.date))
-    (lstm, _), (gru, _) = (min(found[name, None]) for name in ("lstm", "gru"))
-    assert all(len(found[name, None]) == 1 for name in ("lstm", "gru"))  # one run has one date
-    (again,) = {commit for name in ("lstm", "gru") for commit, _ in found[name, False]}
-    (many,) = {commit for commit, _ in found["gru", True]}
-    ((training, _),) = found["again"]
-    assert f"training in 16 bits and with TF32 at commit {training}; inference and training without TF32" in page()
-    assert f"at commit {lstm}, and of the latter a single time step (`decode_*`) at commit {again}." in page()
-    told = f"The rows of the GRU were measured in one run on one machine, at commit {gru}, and those of training"
-    assert f"{told} a single time step at commit {again} with one sequence and {many} with 64." in page()
+    assert all(len(found[name, kind]) == 1 for name in ("lstm", "gru") for kind in (False, True))  # a run has one date
+    of = {key: {commit for commit, _ in rows}.pop() for key, rows in found.items()}
+    assert all(len({commit for commit, _ in rows}) == 1 for rows in found.values())
+    for name, step in (("lstm", "(`decode_*`) at commit {}."), ("gru", "at commit {} with one sequence and {} with 64.")):
+        told = f"training in 16 bits and with TF32 at commit {of[name, True]}; inference and training without TF32 at"
+        told = f"{told} commit {of[name, False]}, and of the latter a single time step"
+        assert f"{told} {step.format(of[name, 'one step'], of.get((name, 'many')))}" in page()
 
 
 def test_the_page_on_kernels_states_whole_calls_by_warpgroups():

@@ -61,6 +61,28 @@ def test_demands_that_must_be_met_together_are_named_together():
     assert aligned.gain > 1.5 * found["fp32 -> fp16"].gain
 
 
+SHORT = Problem(35, 20, 200, 200, num_layers=2, dtype=torch.bfloat16, needs_grad=True)
+
+
+@pytest.mark.parametrize(("needs_grad", "expected"), [(True, "gatewise.make_graphed_step"), (False, "in a CUDA graph")])
+def test_small_calls_are_told_to_be_replayed(needs_grad, expected):
+    problem = SHORT.replace(needs_grad=needs_grad)
+    found = {str(advice): advice for advice in advise(problem, H200)}
+    replayed = problem.replace(captured=True, announced=True)
+    assert found[expected].decision == predicted(replayed, H200)
+    assert found[expected].gain > 1.2
+
+
+def test_what_is_or_cannot_be_replayed_is_not_told_so():
+    captured = SHORT.replace(captured=True, announced=True)
+    packed, host = (SHORT.replace(layout=layout) for layout in (Layout.PACKED, Layout.HOST_LENGTHS))
+    for problem, device in ((captured, H200), (packed, H200), (host, H200), (SHORT, Device.named("cpu"))):
+        assert not any("graph" in text for text in texts(problem, device))
+    lengths = texts(SHORT.replace(layout=Layout.DEVICE_LENGTHS), H200.replace(compiles=False))
+    assert any("graph" in text for text in lengths)
+    assert not any("graph" in text and "lengths" in text for text in lengths)
+
+
 def test_a_smaller_layer_must_gain_more_than_its_smaller_work():
     device = dataclasses.replace(H200, issue_seconds=0.0, launch_seconds=0.0, operator_seconds=0.0)
     problem = PTB.replace(hidden_size=2030, dtype=torch.float64, num_layers=1)
