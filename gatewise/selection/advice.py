@@ -99,8 +99,8 @@ def advise(problem: Problem, device: Device, kernel: str = AUTO) -> tuple[Advice
     """Return the changes of shape, dtype, layout or of the way of calling with the largest predicted gains.
 
     The search tries sizes rounded to multiples that suit the hardware, narrower dtypes, other layouts, the replay of
-    the call in a CUDA graph, the installation of a missing package, and combinations of these. The gain of a larger batch is that in sequences per second; the
-    gain of a smaller hidden size must exceed the reduction of the work.
+    the call in a CUDA graph, the installation of a missing package, and combinations of these. The gain of a larger
+    batch is that in sequences per second; the gain of a smaller hidden size must exceed the reduction of the work.
 
     Args:
         problem: The description of the call.

@@ -9,8 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CALLS = [
-    json.loads(line)
-    for line in (ROOT / "benchmarks" / "results" / "large_calls.jsonl").read_text("utf-8").splitlines()
+    json.loads(line) for line in (ROOT / "benchmarks" / "results" / "large_calls.jsonl").read_text("utf-8").splitlines()
 ]
 PAGE = " ".join((ROOT / "docs" / "kernel-internals.md").read_text("utf-8").split())
 

@@ -32,7 +32,8 @@ def test_the_page_names_the_commits_of_all_rows_of_lstms_and_grus():
     assert all(len(found[name, kind]) == 1 for name in ("lstm", "gru") for kind in (False, True))  # a run has one date
     of = {key: {commit for commit, _ in rows}.pop() for key, rows in found.items()}
     assert all(len({commit for commit, _ in rows}) == 1 for rows in found.values())
-    for name, step in (("lstm", "(`decode_*`) at commit {}."), ("gru", "at commit {} with one sequence and {} with 64.")):
+    steps = {"lstm": "(`decode_*`) at commit {}.", "gru": "at commit {} with one sequence and {} with 64."}
+    for name, step in steps.items():
         told = f"training in 16 bits and with TF32 at commit {of[name, True]}; inference and training without TF32 at"
         told = f"{told} commit {of[name, False]}, and of the latter a single time step"
         assert f"{told} {step.format(of[name, 'one step'], of.get((name, 'many')))}" in page()

@@ -16,6 +16,7 @@ from gatewise.kernels.persistent.sizes.step import has_fused_passes
 from gatewise.kernels.persistent.sizes.tiling import Tiling
 from gatewise.kernels.persistent.sizes.tiling_choice import stacked_tiling, tiling
 
+
 def turns(problem: Problem, device: Device, *, backward: bool) -> list[tuple[int, ...]]:
     """Return the layers of a stack in the order of the forward pass, in pairs or one by one."""
     together = 2 if stacked_cut(problem, device, backward=backward) else 1
