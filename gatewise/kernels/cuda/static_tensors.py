@@ -39,15 +39,21 @@ class CallTensors(NamedTuple):
         read: The tensors that the call reads, contiguous; None for those that it does not have.
         written: The tensors that it writes, as `read`.
         scratch: The memory for everything else that it writes and reads.
-        allocations: For each of the first tensors that it reads, such as weights, the first one in the same allocation:
-            calls may compute neighbours together, which are neighbours in the memory of a graph, too. Empty if it does
-            not matter.
+        neighbours: The number of the first tensors that it reads, such as weights, of which the call may compute those
+            in the same allocation together: they are neighbours in the memory of a graph, too. 0 if it does not matter.
     """
 
     read: tuple[Tensor | None, ...]
     written: tuple[Tensor | None, ...]
     scratch: Tensor
-    allocations: tuple[int, ...] = ()
+    neighbours: int = 0
+
+    @property
+    def allocations(self) -> tuple[int, ...]:
+        """For each of the tensors that may be neighbours, the first one in the same allocation."""
+        # PyTorch makes an object of each storage, which calls at known addresses do without.
+        starts = [own.untyped_storage().data_ptr() for own in self.read[: self.neighbours] if own is not None]
+        return tuple([starts.index(start) for start in starts])
 
     def without_small(self) -> tuple[int, ...]:
         """Return the key of a graph with memory in place of small tensors.
@@ -62,7 +68,8 @@ class CallTensors(NamedTuple):
     @property
     def has_neighbours(self) -> bool:
         """Whether it matters that tensors which are read lie in one allocation."""
-        return len(set(self.allocations)) < len(self.allocations)
+        allocations = self.allocations
+        return len(set(allocations)) < len(allocations)
 
 
 class StaticTensors:

@@ -101,7 +101,7 @@ class Stack(NamedTuple):
             x,
             (*weights, x, h0, c0, lengths, resets, *masks),
             (y, h_n, c_n, *kept),
-            _allocations(weights) if problem.bidirectional else (),
+            len(weights) if problem.bidirectional else 0,  # both directions can be multiplied together
             lambda read, written, scratch: issue_forward(
                 problem, _reading(inputs, read), _writing(written), tokens, scratch
             ),
@@ -136,7 +136,7 @@ class Stack(NamedTuple):
             x,
             (*weights, x, h0, c0, lengths, resets, *masks, y, *result.kept, *above),
             into,
-            _allocations(weights) if problem.bidirectional else (),
+            len(weights) if problem.bidirectional else 0,  # both directions can be multiplied together
             lambda read, written, scratch: issue_backward(
                 problem, *_reading_results(inputs, result, read), written, tokens, scratch
             ),
@@ -211,12 +211,6 @@ def _contiguous(problem: Problem, inputs: Inputs, tokens: Tokens) -> Inputs:
     return Inputs(x, h0.contiguous(), c0.contiguous(), weights, lengths, None, masks, resets)
 
 
-def _allocations(weights: Sequence[Tensor]) -> tuple[int, ...]:
-    """Return for each weight the first one in the same allocation, in which directions can be multiplied together."""
-    starts = [weight.untyped_storage().data_ptr() for weight in weights]
-    return tuple([starts.index(start) for start in starts])
-
-
 def _reading(inputs: Inputs, read: Sequence[Any]) -> Inputs:
     """Return inputs with the tensors that a forward pass reads, in the order in which `Stack.forward` lists them."""
     count = len(inputs.weights)
@@ -246,14 +240,14 @@ def _play(
     like: Tensor,
     read: tuple[Tensor | None, ...],
     written: tuple[Tensor | None, ...],
-    allocations: tuple[int, ...],
+    neighbours: int,
     issue: Callable[[Sequence[Any], Sequence[Any], Scratch], None],
 ) -> None:
     """Call `issue` with tensors to read and to write and scratch memory, or replay the launches of an earlier call."""
     device = like.device
     if device.index != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
-            _play(replays, like, read, written, allocations, issue)
+            _play(replays, like, read, written, neighbours, issue)
         return
     launches.raise_if_given_up(device.index)
     if token_factors.receiver.get() is not None:  # it gives each call memory of its own
@@ -265,7 +259,7 @@ def _play(
         issue(read, written, scratch)
         replays.scratch_bytes = scratch.needed
         return
-    tensors = CallTensors(read, written, like.new_empty(size, dtype=torch.uint8), allocations)
+    tensors = CallTensors(read, written, like.new_empty(size, dtype=torch.uint8), neighbours)
     replays.play(
         product_settings(), tensors, device, lambda own: issue(own.read, own.written, Scratch(like, own.scratch))
     )

@@ -247,7 +247,7 @@ def test_neighbours_in_an_allocation_stay_neighbours(stream):
         if not together:
             right = right.clone()
         held.append((buffer, right, alone, total))
-        tensors = CallTensors((left, right, alone), (total,), SCRATCH, (0, 0 if together else 1))
+        tensors = CallTensors((left, right, alone), (total,), SCRATCH, neighbours=2)
         replays.play((), tensors, torch.device("cuda", 0), add)
         assert torch.equal(total, left + right + alone)
         assert issued[-1] == together
@@ -264,7 +264,7 @@ def test_parts_of_an_allocation_that_overlap_are_launched(stream):
     for _ in range(20):
         buffer, total = torch.randn(100), torch.empty(8)
         held.append((buffer, total))
-        tensors = CallTensors((buffer[:8], buffer[4:12]), (total,), SCRATCH, (0, 0))
+        tensors = CallTensors((buffer[:8], buffer[4:12]), (total,), SCRATCH, neighbours=2)
         replays.play((), tensors, torch.device("cuda", 0), add)
         assert torch.equal(total, buffer[:8] + buffer[4:12])
     assert counts(replays) == (0, 0)
