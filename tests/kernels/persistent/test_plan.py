@@ -51,6 +51,22 @@ def test_every_choice_is_resident_and_covers_the_problem(device, backward, value
         assert fits(cut, device)
 
 
+@pytest.mark.parametrize(("value_bytes", "exact"), [(2, False), (4, False), (4, True)], ids=["16-bit", "TF32", "exact"])
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_the_choice_has_the_fewest_clock_cycles_of_all_that_fit(backward, value_bytes, exact):
+    """The choice does not make each tiling that it compares."""
+    device, number = Device.named("h200"), (value_bytes, exact)
+    for hidden, batch in ((200, 20), (264, 3000), (512, 100), (650, 1)):
+        found = [cut for beside in (1, 2) for cut in candidates(hidden, batch, beside, device, backward, *number)]
+        least = min(found, key=lambda cut: cut.step_clocks(device) * 2 / cut.directions)
+        assert tiling(hidden, batch, 2, device, backward, *number) == least
+        found = candidates(hidden, batch, 3, device, backward, *number)
+        found = [cut for cut in found if not cut.warpgroups and (backward or cut.split == 1)]
+        least = min(found, key=lambda cut: cut.step_clocks(device), default=None)
+        chosen = stacked_tiling(hidden, batch, device, backward, *number)
+        assert chosen == (least and least.replace(stacked=True))
+
+
 @pytest.mark.parametrize(
     ("value_bytes", "exact"),
     [(2, False), *exhaustive_unless([], [(4, False), (4, True)])],

@@ -18,6 +18,9 @@ from gatewise.kernels.persistent.sizes.cell_size import CellSize
 _SPAN_BYTES = 64  # of a batch row that a warp multiplies at once
 _STAGING_BYTES = 80 * 1024  # of a block's weights at a time, unless its sums take more: enough to keep memory busy
 
+OF_ALL_GROUPS = frozenset({"traffic", "memory"})
+"""The quantities of all groups of batch rows that are at work; the others are those of one block."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tiling:
@@ -300,9 +303,12 @@ class Tiling:
     def clocks_by(self, weights: Mapping[str, float]) -> float:
         """Return the clock cycles that the quantities of a step amount to by weights."""
         quantities = self.quantities()
-        clocks = sum(weight * quantities[name] for name, weight in weights.items() if name != "few_warps")
-        few_warps = self.warps == 4 and self.spans > 4
-        return self.rounds * clocks * (1 + weights.get("few_warps", 0.0) * few_warps)
+        clocks = sum([weight * quantities[name] for name, weight in weights.items() if name != "few_warps"])
+        return self.rounds * clocks * self.factor_by(weights)
+
+    def factor_by(self, weights: Mapping[str, float]) -> float:
+        """Return the factor of the clock cycles of all quantities."""
+        return 1 + weights.get("few_warps", 0.0) * (self.warps == 4 and self.spans > 4)
 
     @property
     def ranking(self) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from gatewise.contract.device import Device
 from gatewise.contract.ranking import weights as measured_weights
 from gatewise.kernels.persistent.sizes.cell_size import CellSize
 from gatewise.kernels.persistent.sizes.padding import hidden_of
-from gatewise.kernels.persistent.sizes.tiling import Tiling
+from gatewise.kernels.persistent.sizes.tiling import OF_ALL_GROUPS, Tiling
 
 _UNITS = (8, 12, 16, 20, 24, 32)
 _ROWS = (8, 16, 24, 32, 40, 48, 56, 64)
@@ -41,19 +43,16 @@ def tiling(
     need for many cells. With `one_step`, it is for a single step, whose time is that of reading the weights: tilings
     for wide layers, which may read them for more groups of batch rows, are chosen only where no other fits.
     """
-    return min(
-        (
-            candidate
-            for together in sorted({1, directions})
-            for candidate in candidates(hidden_size, batch, together, device, backward, value_bytes, exact, cell_size)
-            if not (masked and candidate.warpgroups)
-        ),
-        key=lambda candidate: (
-            one_step and _is_for_wide_layers(candidate),
-            candidate.step_clocks(device) * directions / candidate.directions,
-        ),
-        default=None,
-    )
+    found = [
+        (one_step and _is_for_wide_layers(ranked.cut), clocks * directions / together, ranked, groups, together)
+        for together in sorted({1, directions})
+        for ranked, groups, clocks in _ranked_for(
+            hidden_size, batch, together, device, backward, value_bytes, exact, cell_size
+        )
+        if not (masked and ranked.cut.warpgroups)
+    ]
+    best = min(found, key=lambda one: one[:2], default=None)
+    return None if best is None else best[2].of(*best[3:])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -62,8 +61,9 @@ def stacked_tiling(
 ) -> Tiling | None:
     """Return the tiling of two stacked layers in one launch with the least predicted time; None if there is no room."""
     sizes = hidden_size, batch, _ROWS_OF_STACKED, device, backward, value_bytes, exact
-    found = [each.replace(stacked=True) for each in candidates(*sizes) if _can_be_stacked(each)]
-    return min(found, key=lambda candidate: candidate.step_clocks(device), default=None)
+    found = [one for one in _ranked_for(*sizes) if _can_be_stacked(one[0].cut)]
+    best = min(found, key=lambda one: one[2], default=None)
+    return None if best is None else best[0].of(best[1], _ROWS_OF_STACKED).replace(stacked=True)
 
 
 def _can_be_stacked(cut: Tiling) -> bool:
@@ -81,16 +81,79 @@ def candidates(
     cell_size: CellSize | None = None,
 ) -> list[Tiling]:
     """Return every tiling that fits on the device with so many directions at once."""
-    found = []
+    sizes = hidden_size, batch, directions, device, backward, value_bytes, exact, cell_size
+    return [ranked.of(groups, directions) for ranked, groups, _ in _ranked_for(*sizes)]
+
+
+class _Ranked(NamedTuple):
+    """A tiling of one group of batch rows, with what is asked for each of the many batches that choices compare.
+
+    Attributes:
+        cut: The tiling.
+        most: The number of groups that fit on the device at the same time, those of all directions together.
+        terms: The summands of the clock cycles of a step: a constant, and a weight and a quantity for each group at
+            work.
+        factor: What the sum is multiplied by.
+    """
+
+    cut: Tiling
+    most: int
+    terms: tuple[tuple[float, float, float], ...]
+    factor: float
+
+    def clocks(self, groups: int, directions: int) -> float:
+        """Return what `Tiling.step_clocks` is of the tiling with so many groups."""
+        together = min(groups, self.most // directions)
+        at_once = together * directions
+        clocks = sum([alone + weight * (quantity * at_once) for alone, weight, quantity in self.terms])
+        return math.ceil(groups / together) * clocks * self.factor
+
+    def of(self, groups: int, directions: int) -> Tiling:
+        """Return the tiling with so many groups."""
+        together = min(groups, self.most // directions)
+        return self.cut.replace(groups=groups, together=together, directions=directions)
+
+
+def _ranked_for(
+    hidden_size: int,
+    batch: int,
+    directions: int,
+    device: Device,
+    backward: bool,
+    value_bytes: int,
+    exact: bool,
+    cell_size: CellSize | None = None,
+) -> Iterator[tuple[_Ranked, int, float]]:
+    """Yield every tiling that fits with so many directions at once, its groups, and the clock cycles of its step."""
     one_row = exact and batch == 1
-    for cut in _of_one_group(hidden_of(hidden_size), device, backward, value_bytes, exact, one_row, cell_size):
-        if cut.rows >= batch + 8 and cut.rows > 8:
-            continue
-        groups = math.ceil(batch / cut.rows)
-        together = min(groups, multiprocessors(device, cut.split) // (cut.blocks * directions))
-        if together > 0:
-            found.append(cut.replace(groups=groups, together=together, directions=directions))
-    return found
+    for ranked in _ranked(hidden_of(hidden_size), device, backward, value_bytes, exact, one_row, cell_size):
+        rows = ranked.cut.rows
+        groups = -(-batch // rows)
+        if groups and directions <= ranked.most and (rows < batch + 8 or rows == 8):
+            yield ranked, groups, ranked.clocks(groups, directions)
+
+
+@functools.lru_cache(maxsize=256)
+def _ranked(
+    hidden: int,
+    device: Device,
+    backward: bool,
+    value_bytes: int,
+    exact: bool,
+    one_row: bool,
+    cell_size: CellSize | None,
+) -> tuple[_Ranked, ...]:
+    found = []
+    for cut in _of_one_group(hidden, device, backward, value_bytes, exact, one_row, cell_size):
+        weights, quantities = measured_weights(device, cut.ranking), cut.quantities()
+        terms = [
+            (0.0, weight, quantities[name]) if name in OF_ALL_GROUPS else (weight * quantities[name], 0.0, 0.0)
+            for name, weight in weights.items()
+            if name != "few_warps"
+        ]
+        most = multiprocessors(device, cut.split) // cut.blocks
+        found.append(_Ranked(cut, most, tuple(terms), cut.factor_by(weights)))
+    return tuple(found)
 
 
 @functools.lru_cache(maxsize=256)
