@@ -10,6 +10,7 @@ import torch
 
 from gatewise.contract.errors import DataError
 from gatewise.data.sequences import Sequences
+from gatewise.data.times import as_text, distance_text, distances
 
 _TOLERANCE = 1e-3
 """The largest relative deviation of a time interval from the median interval that is not a gap."""
@@ -39,7 +40,8 @@ class Columns:
         """Return the feature columns of a file.
 
         Raises:
-            DataError: A column is missing, occurs twice or is named twice, or no column is left for the features.
+            DataError: A column is missing, occurs twice or is named twice, a feature has another role, or no column is
+                left for the features.
         """
         twice = [name for name in header if header.count(name) > 1]
         if twice:
@@ -48,9 +50,16 @@ class Columns:
         needed = [(option, name) for option, name in named.items() if name]
         for option, name in (*needed, *(("features", feature) for feature in self.features)):
             if name not in header:
+                ordered = ", or make it empty if the rows are in order" if option == "time_column" else ""
                 raise DataError(
                     f"{path} has no column {name!r}; its columns are {', '.join(map(repr, header))}. Rename the right "
-                    f"one in the file, or name it by `{option}`."
+                    f"one in the file, or name it by `{option}`{ordered}."
+                )
+        # A model would read its answer from the label.
+        for option in ("label_column", "sequence_column"):
+            if named[option] and named[option] in self.features:
+                raise DataError(
+                    f"`features` names the column {named[option]!r} of {path}, which is the `{option}`. Leave it out."
                 )
         again = [name for name in self.features if self.features.count(name) > 1]
         if again:
@@ -70,7 +79,7 @@ class LongForm:
         features: The names of the feature columns.
         rows: The row number of each row in the file, int64 [R].
         ids: The identifier of the sequence that each row belongs to, strings [R].
-        times: The time of each row, float64 [R]; None when the rows are in order.
+        times: The time of each row, int64, float64 or datetime64 [R]; None when the rows are in order.
         values: The features, float64 [R, F].
         labels: The label of each row, strings or float64 [R]; None when there are none.
     """
@@ -142,7 +151,7 @@ def _check_numbers(table: LongForm) -> None:
         )
     if table.times is not None and not np.isfinite(table.times).all():
         row = int((~np.isfinite(table.times)).argmax())
-        what = "missing" if np.isnan(table.times[row]) else f"{table.times[row]:g}, not a finite number"
+        what = "missing" if np.isnan(table.times[row]) else f"{as_text(table.times[row])}, not a finite number"
         table.refuse(row, f"the time is {what}. Fill it in.")
     if table.labels is not None and table.labels.dtype == np.float64:
         row = first_not_finite(table.labels)
@@ -153,27 +162,27 @@ def _check_numbers(table: LongForm) -> None:
 def _check_times(table: LongForm, unordered: np.ndarray, order: np.ndarray, code: np.ndarray, allow_gaps: bool) -> None:
     times = unordered[order]
     within = code[1:] == code[:-1]
-    distance = np.diff(times)
+    distance, rounding = distances(times)
     repeated = within & (distance == 0)
     if repeated.any():
         later = order[1 + int(repeated.argmax())]
         table.refuse(
             later,
-            f"the sequence {str(table.ids[later])!r} has the time {unordered[later]:.15g} twice. Remove one of the "
-            "rows.",
+            f"the sequence {str(table.ids[later])!r} has the time {as_text(unordered[later])} twice. Remove one "
+            "of the rows.",
         )
     if allow_gaps or not within.any():
         return
     usual = float(np.median(distance[within]))
-    uneven = within & (np.abs(distance - usual) > _TOLERANCE * usual)
+    uneven = within & (np.abs(distance - usual) > _TOLERANCE * usual + rounding)
     if uneven.any():
         place = int(uneven.argmax())
         later = order[place + 1]
         table.refuse(
             later,
-            f"the sequence {str(table.ids[later])!r} goes from time {times[place]:.15g} to {times[place + 1]:.15g}, "
-            f"where steps of {usual:.6g} are usual. Fill the gap in, or set `allow_gaps`: time then only orders "
-            "the rows.",
+            f"the sequence {str(table.ids[later])!r} goes from time {as_text(times[place])} to "
+            f"{as_text(times[place + 1])}, where steps of {distance_text(usual, times)} are usual. Fill the gap in, or "
+            "set `allow_gaps`: time then only orders the rows.",
         )
 
 

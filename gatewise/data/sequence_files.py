@@ -7,7 +7,6 @@ it, and needs no other package. Parquet is for data that is too large for CSV, a
 from __future__ import annotations
 
 import csv
-import datetime
 import zipfile
 from array import array
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from gatewise.contract.errors import DAMAGED_ARCHIVE, DataError, MissingExtra
 from gatewise.data.encoding import HEAD, conversion, refusal
 from gatewise.data.long_form import Columns, LongForm, first_not_finite, sequences_of
 from gatewise.data.sequences import Sequences
+from gatewise.data.times import TimeColumn, column_of, seconds
 from gatewise.files import irregular
 
 _LONG_FORM = Columns()
@@ -87,19 +87,19 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
     sequence = header.index(columns.sequence)
     time = header.index(columns.time) if columns.time else None
     label = header.index(columns.label) if columns.label else None
-    rows, values, times = array("q"), array("d"), array("d")
+    rows, values, times = array("q"), array("d"), TimeColumn()
     ids: list[str] = []
     names: list[str] = []
     amounts = array("d")
     shared: dict[str, str] = {}  # equal strings share one object, however many rows have them
 
-    def number(record: list[str], column: int, convert: Callable[[str], float] = float) -> float:
+    def read(record: list[str], column: int, add: Callable[[str], object], expected: str = "a number") -> None:
         try:
-            return convert(record[column])
+            add(record[column])
         except ValueError:
             shown = repr(record[column]) if record[column].strip() else "empty"
             raise DataError(
-                f"{path}, row {reader.line_num}: {header[column]!r} is {shown}, not a number. Correct the value, or "
+                f"{path}, row {reader.line_num}: {header[column]!r} is {shown}, not {expected}. Correct the value, or "
                 "leave the sequence out."
             ) from None
 
@@ -116,14 +116,14 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
         rows.append(reader.line_num)
         ids.append(shared.setdefault(record[sequence], record[sequence]))
         if time is not None:
-            times.append(number(record, time, _moment))
+            read(record, time, times.append, TimeColumn.expected)
         for column in places:
-            values.append(number(record, column))
+            read(record, column, lambda text: values.append(float(text)))
         if label is not None:
             if not record[label].strip():
                 raise DataError(f"{path}, row {reader.line_num}: there is no label. Fill it in.")
             if numbers:
-                amounts.append(number(record, label))
+                read(record, label, lambda text: amounts.append(float(text)))
             else:
                 names.append(shared.setdefault(record[label], record[label]))
     labels = np.array(amounts) if numbers else np.array(names, dtype=object)
@@ -132,7 +132,7 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
         features=tuple(features),
         rows=np.array(rows, dtype=np.int64),
         ids=np.array(ids, dtype=object),
-        times=None if time is None else np.array(times),
+        times=None if time is None else times.values(),
         values=np.array(values).reshape(len(rows), len(features)),
         labels=None if label is None else labels,
     )
@@ -164,15 +164,6 @@ def _check_separator(path: Path, line: str) -> None:
     )
 
 
-def _moment(text: str) -> float:
-    """Return a number unchanged, and a date as seconds since 1970."""
-    try:
-        return float(text)
-    except ValueError:
-        moment = datetime.datetime.fromisoformat(text.strip())
-        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
-
-
 def _read_parquet(path: Path, columns: Columns, numbers: bool) -> Sequences:
     try:
         import pyarrow
@@ -183,7 +174,8 @@ def _read_parquet(path: Path, columns: Columns, numbers: bool) -> Sequences:
         with pyarrow.parquet.ParquetFile(path) as file:
             table = file.read()
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}. Check the file.") from error
+        reason = str(error).rstrip(".")
+        raise DataError(f"{path} cannot be read as Parquet: {reason}. Check the file.") from error
     features = columns.features_among(path, table.column_names)
 
     def refuse(column: str, row: int, what: str, advice: str) -> DataError:
@@ -199,10 +191,16 @@ def _read_parquet(path: Path, columns: Columns, numbers: bool) -> Sequences:
     def floats(column: str) -> np.ndarray:
         values = whole(column)
         if values.dtype.kind == "M":
-            return values.astype("datetime64[ns]").astype(np.int64) / 1e9
+            return seconds(values)
         if values.dtype.kind not in "biuf":
             raise DataError(f"{path}: {column!r} holds {table[column].type}, not numbers. Convert the column.")
         return values.astype(np.float64)
+
+    def times(column: str) -> np.ndarray:
+        values = whole(column)
+        advice = "Correct the value, or leave the sequence out."
+        expected = f"not {TimeColumn.expected}"
+        return column_of(values, lambda row: refuse(column, row, f"{str(values[row])!r}, {expected}", advice))
 
     def names(column: str) -> np.ndarray:
         values = whole(column)
@@ -222,7 +220,7 @@ def _read_parquet(path: Path, columns: Columns, numbers: bool) -> Sequences:
             features=tuple(features),
             rows=np.arange(1, table.num_rows + 1),
             ids=names(columns.sequence),
-            times=floats(columns.time) if columns.time else None,
+            times=times(columns.time) if columns.time else None,
             values=np.stack([floats(column) for column in features], axis=1),
             labels=labels,
         ),

@@ -123,6 +123,53 @@ def test_dates_are_times(read):
     assert "goes from time" in refusal(lambda: read(text.replace("01-03", "01-04")))
 
 
+def table_of(times):
+    """A table of one sequence, whose feature counts the times."""
+    rows = "".join(f"a,{time},{place},p\n" for place, time in enumerate(times))
+    return f"sequence,time,x,label\n{rows}"
+
+
+@pytest.mark.parametrize("distance", [1, 50, 100, 200])  # microseconds
+def test_fast_recordings_have_no_gaps(read, distance):
+    """As seconds since 1970, neighbouring times would be rounded to different distances, or to none."""
+    start = np.datetime64("2024-03-01T12:00:00.000000")
+    dates = [start + distance * place for place in (2, 0, 1, 3)]
+    assert read(table_of(dates)).values[:, 0].tolist() == [1, 2, 0, 3]
+    nanoseconds = [1_700_000_000_000_000_000 + distance * place for place in (2, 0, 1, 3)]
+    assert read(table_of(nanoseconds)).values[:, 0].tolist() == [1, 2, 0, 3]
+    numbers = [1.7e9 + distance / 1e6 * place for place in (2, 0, 1, 3)]
+    if distance > 1:  # four times the distance of neighbouring numbers
+        assert read(table_of(numbers)).values[:, 0].tolist() == [1, 2, 0, 3]
+    gap = refusal(lambda: read(table_of([*dates, start + 5 * distance])))
+    assert f"goes from time {start + 3 * distance} to {start + 5 * distance}, where steps of " in gap
+    assert "has the time 2024-03-01T12:00:00.000000 twice" in refusal(lambda: read(table_of([*dates, start])))
+
+
+def test_gaps_between_dates_are_told_in_days(read):
+    months = table_of(["2024-01-01", "2024-02-01", "2024-03-01"])
+    told = refusal(lambda: read(months))
+    assert (
+        "from time 2024-01-01T00:00:00.000000 to 2024-02-01T00:00:00.000000, where steps of 30 days are usual" in told
+    )
+
+
+def test_a_column_of_times_has_one_kind(read):
+    assert read(table_of(["2", "1.0", "0"])).values[:, 0].tolist() == [2, 1, 0]
+    mixed = refusal(lambda: read(table_of(["2024-01-01", "17"])))
+    assert "row 3: 'time' is '17', not a number or an ISO date" in mixed
+    finer = refusal(lambda: read(table_of(["2024-01-01T00:00:00.0000001", "2024-01-02"])))
+    assert "row 2: 'time' is '2024-01-01T00:00:00.0000001', not" in finer
+    zeros = table_of(["2024-01-01T00:00:01.000000000", "2024-01-01T00:00:00.000000000"])
+    assert read(zeros).values[:, 0].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("role", ["label", "sequence"])
+def test_a_column_with_another_role_is_no_feature(read, role):
+    told = refusal(lambda: read(GOOD, columns=Columns(features=(role, "x"))))
+    assert f"`features` names the column {role!r} of " in told
+    assert f"which is the `{role}_column`. Leave it out." in told
+
+
 def test_a_byte_order_mark_blank_lines_and_quotes_are_no_trouble(read):
     text = "\ufeff" + GOOD.replace("\n", "\r\n").replace("b,2", '\r\n"b",2')
     same(read(text), read(GOOD))
@@ -150,7 +197,10 @@ BAD = {
         GOOD.replace("b,1,2,-2", "b,1,1e60,-2"),
         "'x' is 1e+60, not a finite number of float32.",
     ),
-    "a time that is none": (GOOD.replace("b,1", "b,soon"), "row 4: 'time' is 'soon', not a number."),
+    "a time that is none": (
+        GOOD.replace("b,1", "b,soon"),
+        "row 4: 'time' is 'soon', not a number or an ISO date such as 2024-01-31.",
+    ),
     "a NaN for a time": (GOOD.replace("b,1", "b,nan"), "row 4: the time is missing. Fill it in."),
     "an infinite time": (GOOD.replace("b,1", "b,inf"), "row 4: the time is inf, not a finite number."),
     "a gap": (
@@ -266,6 +316,34 @@ def test_dates_in_parquet_are_times(tmp_path):
     steps = read_sequences(tmp_path / "steps.parquet")
     assert steps.values[:, 0].tolist() == [1, 2, 3]
     assert steps.labels.tolist() == ["True"]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        np.datetime64("2262-04-08") + np.arange(8),  # beyond what nanoseconds can be
+        np.datetime64("2024-01-01T00:00:00.000000001") + np.arange(8),
+        1_700_000_000_000_000_000 + np.arange(8),
+        np.array([str(place) for place in range(8)], dtype=object),
+        np.array([f"2024-01-0{place + 1}" for place in range(8)], dtype=object),
+        np.arange(8, dtype=np.uint64) + (1 << 62),
+        np.arange(8, dtype=np.float32),
+    ],
+    ids=["days", "nanoseconds", "whole", "text", "dates as text", "unsigned", "float32"],
+)
+def test_times_in_parquet_order_the_rows(tmp_path, times):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    places = [3, 1, 2, 0, 7, 5, 6, 4]
+    table = {"sequence": ["a"] * 8, "time": times[places], "x": [float(place) for place in places], "label": ["p"] * 8}
+    parquet.write_table(pyarrow.table(table), tmp_path / "steps.parquet")
+    assert read_sequences(tmp_path / "steps.parquet").values[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    as_feature = {**table, "y": table["time"], "time": table["x"]}
+    if times.dtype.kind == "M":
+        parquet.write_table(pyarrow.table(as_feature), tmp_path / "steps.parquet")
+        found = read_sequences(tmp_path / "steps.parquet").values[:, 1]
+        assert torch.allclose(found, torch.from_numpy((times - np.datetime64(0, "s")) / np.timedelta64(1, "s")).float())
 
 
 def test_bad_npz_is_refused(tmp_path):

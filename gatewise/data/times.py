@@ -1,0 +1,128 @@
+"""The column of a table that orders the rows of a sequence: whole numbers and dates are kept exactly."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from array import array
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+Kind = Literal["whole", "number", "date"]
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MICROSECOND = datetime.timedelta(microseconds=1)
+_FINER = re.compile(r"[.,]\d{6}0*[1-9]")  # an ISO date with more than microseconds, which Python would cut off
+_SECONDS_A_DAY = 86400
+
+
+class TimeColumn:
+    """The times of the rows of a file, as they are read from text.
+
+    Whole numbers are kept as such, and dates in microseconds: as numbers of seconds since 1970, neighbouring times of
+    fast recordings would be the same float64.
+
+    Attributes:
+        expected: The words for what a time may be, for errors.
+    """
+
+    expected = "a number or an ISO date such as 2024-01-31"
+
+    def __init__(self) -> None:
+        self._kind: Kind | None = None
+        self._exact = array("q")
+        self._numbers = array("d")
+
+    def append(self, text: str) -> None:
+        """Add the time of the next row.
+
+        Raises:
+            ValueError: It is neither a number nor a date, or it is one of them and those before are the other.
+        """
+        kind, value = _parsed(text)
+        if self._kind is None:
+            self._kind = kind
+        elif (self._kind == "date") != (kind == "date"):
+            raise ValueError(text)
+        if self._kind == "whole" and kind == "number":
+            self._numbers, self._kind = array("d", self._exact), "number"
+        if self._kind == "number":
+            self._numbers.append(value)
+        else:
+            self._exact.append(int(value))
+
+    def values(self) -> np.ndarray:
+        """Return the times: int64, float64 or datetime64 [R]."""
+        if self._kind == "number":
+            return np.array(self._numbers)
+        whole = np.array(self._exact, dtype=np.int64)
+        return whole.astype("datetime64[us]") if self._kind == "date" else whole
+
+
+def column_of(values: np.ndarray, refuse: Callable[[int], Exception]) -> np.ndarray:
+    """Return the times of a column that has types: int64, float64, or datetime64 in the column's own unit [R].
+
+    Args:
+        values: The column; text is read as that of a CSV file.
+        refuse: A function from the index of a row that is no time to the error that is raised.
+    """
+    if values.dtype.kind == "M" or values.dtype == np.int64:
+        return values
+    if values.dtype.kind in "biu":
+        fits = not len(values) or int(values.max()) <= np.iinfo(np.int64).max
+        return values.astype(np.int64 if fits else np.float64)
+    if values.dtype.kind == "f":
+        return values.astype(np.float64)
+    times = TimeColumn()
+    for row, value in enumerate(values):
+        try:
+            times.append(str(value))
+        except ValueError:
+            raise refuse(row) from None
+    return times.values()
+
+
+def seconds(values: np.ndarray) -> np.ndarray:
+    """Return dates as seconds since 1970, float64; the dates may be in any unit."""
+    return (values - np.datetime64(0, "s")) / np.timedelta64(1, "s")
+
+
+def distances(times: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the distances of neighbouring times, float64, and how far rounding of the times can put them off."""
+    if times.dtype.kind == "f":
+        return np.diff(times), 2 * float(np.spacing(np.abs(times).max(initial=0.0)))
+    return np.diff(times).astype(np.int64).astype(np.float64), 0.0
+
+
+def as_text(time: np.generic) -> str:
+    """Return a time as it may stand in a file."""
+    return f"{time:.15g}" if isinstance(time, np.floating) else str(time)
+
+
+def distance_text(distance: float, times: np.ndarray) -> str:
+    """Return a distance of times as text, with its unit if the times are dates."""
+    if times.dtype.kind != "M":
+        return f"{distance:.6g}"
+    unit, count = np.datetime_data(times.dtype)
+    length = distance * count * float(np.timedelta64(1, unit) / np.timedelta64(1, "s"))
+    return f"{length / _SECONDS_A_DAY:.6g} days" if length >= _SECONDS_A_DAY else f"{length:.6g} s"
+
+
+def _parsed(text: str) -> tuple[Kind, float]:
+    try:
+        whole = int(text)
+    except ValueError:
+        try:
+            return "number", float(text)
+        except ValueError:
+            return "date", _microseconds(text.strip())
+    return ("whole", whole) if abs(whole) < 1 << 63 else ("number", float(whole))
+
+
+def _microseconds(text: str) -> int:
+    if _FINER.search(text):
+        raise ValueError(text)
+    moment = datetime.datetime.fromisoformat(text)
+    return ((moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)) - _EPOCH) // _MICROSECOND
