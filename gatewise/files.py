@@ -114,19 +114,22 @@ def append_line(path: Path, line: str) -> None:
 
 
 def refuse_overwriting(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | None]) -> None:
-    """Raise if an output is also an input or another output, under whatever path it is named.
+    """Raise if an output is also an input or another output, under whatever path it is named, or is named `-`.
 
     Args:
         outputs: The files to write, by the names of their options; None for outputs that are not requested.
         inputs: The files that are read, in the same form.
 
     Raises:
-        ArgumentError: Two names refer to one regular file.
+        ArgumentError: Two names refer to one regular file, or a file would be named as other programs name their
+            standard output.
     """
     taken = [(name, path) for name, path in inputs.items() if path is not None]
     for name, path in outputs.items():
         if path is None:
             continue
+        if str(path) == "-":
+            raise ArgumentError(sentence(name, "the path of a file", "-", "For standard output give /dev/stdout."))
         for other, its in taken:
             if same_file(path, its):
                 what = "which it would overwrite" if other in inputs else "which is written as well"

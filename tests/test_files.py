@@ -192,6 +192,8 @@ def test_an_output_that_is_an_input_or_another_output_is_refused(tmp_path, monke
             refuse_overwriting({"--json": Path(name)}, {"--data": data})
     with pytest.raises(ArgumentError, match=r"`--plot` must be a file of its own.*`--json`, which is written as well"):
         refuse_overwriting({"--json": Path("new"), "--plot": tmp_path / "new"}, {"--data": data})
+    with pytest.raises(ArgumentError, match="`--json` must be the path of a file, got -"):
+        refuse_overwriting({"--json": Path("-")}, {"--data": data})
     refuse_overwriting({"--json": Path("new"), "--plot": None}, {"--data": data})
     refuse_overwriting({"--json": Path("/dev/null"), "--plot": Path("/dev/null")}, {"--data": Path("/dev/null")})
     assert not same_file(Path("new"), Path("newer"))

@@ -24,6 +24,7 @@ from gatewise.cli.recipe_options import option_names
 from gatewise.cli.values import is_utf8
 from gatewise.contract.errors import ArgumentError, GatewiseError, NotFinite, sentence
 from gatewise.training import RunFolder
+from gatewise.training.interruption import terminable
 from gatewise.training.loop import Outcome, progress_at
 from gatewise.training.processes import Processes, join_processes
 
@@ -97,6 +98,7 @@ def launch(
     request.changed(task.defaults if given is None else given)  # so that wrong values are refused at once
     with (
         reported(lambda: task.advice),
+        terminable(),
         naming(_names_in(task)),
         join_processes(device) as processes,
         _opened(request, processes) as opened,

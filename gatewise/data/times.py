@@ -6,7 +6,7 @@ import datetime
 import re
 from array import array
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -96,7 +96,7 @@ def distances(times: np.ndarray) -> tuple[np.ndarray, float]:
     return np.diff(times).astype(np.int64).astype(np.float64), 0.0
 
 
-def as_text(time: np.generic) -> str:
+def as_text(time: Any) -> str:
     """Return a time as it may stand in a file."""
     return f"{time:.15g}" if isinstance(time, np.floating) else str(time)
 

@@ -77,16 +77,16 @@ _COMPILER = Criterion(
     "CUDA compiler",
     allowed="installed",
     actual=lambda problem, device: "not available",
-    holds=lambda problem, device: device.compiles,
-    violation=lambda problem, device: (problem, device.replace(compiles=False)),
+    holds=lambda problem, device: device.kind != "cuda" or device.compiles,
+    violation=lambda problem, device: (problem, device.replace(kind="cuda", compiles=False)),
     advice='pip install "gatewise[cuda]"',
 )
 _CAPABILITY = Criterion(
     "compute capability",
     allowed="8.0 or later",
     actual=lambda problem, device: f"{device.capability[0]}.{device.capability[1]}",
-    holds=lambda problem, device: device.capability >= (8, 0),
-    violation=lambda problem, device: (problem, device.replace(capability=(7, 5))),
+    holds=lambda problem, device: device.kind != "cuda" or device.capability >= (8, 0),
+    violation=lambda problem, device: (problem, device.replace(kind="cuda", capability=(7, 5))),
 )
 _BATCH = Criterion(
     "batch",

@@ -106,7 +106,8 @@ def compare(model: nn.Module, *inputs: Any, **options: Any) -> Comparison:
         The times, the memory and the largest differences of results, which can be printed.
 
     Raises:
-        ArgumentError: `model` is not a module, has no layer that `accelerate` can replace, or returns no tensors.
+        ArgumentError: `model` is not a module, has no layer that `accelerate` can replace, calls none, or returns no
+            tensors.
 
     Examples:
         >>> import torch, gatewise
@@ -130,7 +131,11 @@ def compare(model: nn.Module, *inputs: Any, **options: Any) -> Comparison:
     devices = sorted({tensor.device.index for tensor in tensors_in(given) if tensor.is_cuda})
     with torch.random.fork_rng(devices):
         steps = [_step(each, *_copied((inputs, options))) for each in (before, after)]
-        outputs, gradients = _largest_differences((before, after), steps, devices)
+        with _called(before) as called:
+            outputs, gradients = _largest_differences((before, after), steps, devices)
+        if not called:
+            advice = "Give the inputs for which the model calls them."
+            raise ArgumentError(sentence("model", "a module that calls its recurrent layers", "no call", advice))
         theirs, ours = _measured(steps, devices)
     return Comparison(theirs, ours, tuple(replaced), gradients is not None, outputs, gradients)
 
@@ -198,6 +203,32 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
     finally:
         for module, name, value in changed:
             setattr(module, name, value)
+
+
+@contextlib.contextmanager
+def _called(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Yield a list to which the recurrent layers of a model are added when it calls them."""
+    called: list[nn.Module] = []
+    layers = [module for module in model.modules() if isinstance(module, (nn.RNNBase, nn.RNNCellBase))]
+    forwards = [layer.__dict__.get("forward") for layer in layers]
+
+    def watched(layer: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            called.append(layer)
+            return forward(*arguments, **options)
+
+        return call
+
+    for layer in layers:  # not by hooks, because some models call `forward` itself
+        layer.forward = watched(layer, layer.forward)
+    try:
+        yield called
+    finally:
+        for layer, forward in zip(layers, forwards, strict=True):
+            if forward is None:
+                del layer.forward
+            else:
+                layer.forward = forward
 
 
 def _difference(found: Tensor | None, expected: Tensor | None) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -186,7 +187,12 @@ def _watched(name: str, layer: nn.Module, calls: list[_Call]) -> Iterator[None]:
 
     def before(module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
         # Outside of the range, because the decision can time kernels (policy "measure").
-        decision = _decision(module, *arguments, **keywords)
+        try:
+            decision = _decision(module, *arguments, **keywords)
+        except TypeError:
+            if _takes(arguments, keywords):
+                raise
+            return  # the call of the layer raises the error that names its arguments
         span = profile.Range(len(calls))
         calls.append(_Call(name, decision, span))
         running.append(span.open())
@@ -280,6 +286,18 @@ def _forward_and_backward(model: nn.Module, inputs: tuple, options: dict[str, An
     sources = [tensor for tensor in (*tensors_in((inputs, options)), *model.parameters()) if tensor.requires_grad]
     if tensors and sources:
         torch.autograd.grad(tensors, sources, [torch.ones_like(tensor) for tensor in tensors], allow_unused=True)
+
+
+_SIGNATURE = inspect.signature(_decision)
+
+
+def _takes(arguments: tuple, keywords: dict[str, Any]) -> bool:
+    """Return whether a call of a layer with these arguments is a call of its `forward`."""
+    try:
+        _SIGNATURE.bind(None, *arguments, **keywords)
+    except TypeError:
+        return False
+    return True
 
 
 def _by_decision(calls: Iterable[_Call], passes: Iterable[profile.Passes]) -> Iterator[LayerRun]:

@@ -1,4 +1,4 @@
-"""Ctrl-C as a request to finish the step, save, and stop."""
+"""Ctrl-C and SIGTERM: outside of training they end the program, and in it they are requests to save and stop."""
 
 from __future__ import annotations
 
@@ -43,3 +43,21 @@ def interruptible() -> Iterator[Interruption]:
         yield interruption
     finally:
         restore()
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does, so that the program cleans up before it ends.
+
+    Schedulers and containers stop programs by SIGTERM. A handler that is there already stays. In other
+    threads than the main thread, where Python cannot handle signals, nothing changes.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

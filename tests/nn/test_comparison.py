@@ -149,6 +149,27 @@ def test_without_a_layer_to_replace_there_is_nothing_to_compare(model):
         gatewise.compare(model, torch.randn(7, 2, 5))
 
 
+class Calls(nn.Module):
+    """A model that may call the forward method of its layer, or not call its layer."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.lstm, self.linear, self.how = nn.LSTM(5, 4), nn.Linear(5, 4), how
+
+    def forward(self, x):
+        return self.lstm.forward(x)[0] if self.how == "forward" else self.linear(x)
+
+
+def test_a_model_that_calls_no_layer_is_refused():
+    with pytest.raises(
+        gatewise.ArgumentError, match="`model` must be a module that calls its recurrent layers, got no"
+    ):
+        gatewise.compare(Calls("never"), torch.randn(7, 2, 5))
+    model = Calls("forward")
+    assert gatewise.compare(model, torch.randn(7, 2, 5)).replaced == ("lstm",)
+    assert "forward" not in vars(model.lstm)
+
+
 def test_a_function_is_refused():
     with pytest.raises(gatewise.ArgumentError, match=r"`model` must be a torch\.nn\.Module, got function"):
         gatewise.compare(lambda x: x, torch.randn(7, 2, 5))

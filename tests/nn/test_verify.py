@@ -331,3 +331,8 @@ def test_subclasses_are_verified_by_what_they_give_to_super(x):
     assert all("packed" in str(layer.decision.problem) for layer in report.layers)
     assert [layer.decision.reason == "torch.nn.LSTM without cuDNN" for layer in report.layers] == [True, False, False]
     assert all(layer.backward.kernels for layer in report.layers)
+
+
+def test_a_call_without_input_is_refused_by_the_layer():
+    with pytest.raises(TypeError, match=r"forward\(\) missing 1 required positional argument: 'input'"):
+        verify(nn.LSTM(3, 4))
