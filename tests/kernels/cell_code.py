@@ -165,7 +165,7 @@ def _compiled(template, codes):
     texts = [
         template.replace("CELL_CODE", code.text).replace("NUMBER", str(number)) for number, code in enumerate(codes)
     ]
-    command = ["g++", "-shared", "-fPIC", "-O0", "-w", "-std=c++17", f"-I{SHARED}"]
+    command = ["g++", "-fPIC", "-O0", "-w", "-std=c++17", f"-I{SHARED}"]
     return loaded("".join([_PRELUDE, *texts]), command)
 
 

@@ -58,7 +58,8 @@ _RESULTS = {
 COMMON = '#include "common.h"\n'
 # What is static in an inline function would be one object for all libraries, of the size that it has in the first one.
 _GCC = ("g++", "-fPIC", "-std=c++17", "-fno-gnu-unique")
-_LINKED = ("-shared", *(("-fuse-ld=gold",) if shutil.which("ld.gold") else ()))  # in a third of the time of ld
+# Linking the library of C++ would take longer than all else of linking; `loaded` makes its symbols known.
+_LIBRARIES = ("-nodefaultlibs", "-lm", "-lgcc")
 
 _ASSEMBLY = re.compile(r"\basm(?: volatile)?\(")
 _OPERAND = re.compile(r'"[=+]?[a-z]"\(')
@@ -114,15 +115,16 @@ def compile_cpp(text, headers, common, options, macros, objects=()):
     is, the compiler would read the header again rather than what it was compiled to.
     """
     defined = "".join(f"#define {name} {value}\n" for name, value in macros)
-    return loaded(f"{COMMON}{defined}{text}", [*_GCC, *options, f"-I{common}", f"-I{headers}", *_LINKED], objects)
+    return loaded(f"{COMMON}{defined}{text}", [*_GCC, *options, f"-I{common}", f"-I{headers}"], objects)
 
 
 def loaded(text, command, objects=()):
     """Compile C++ to a library with a command, and load it; nothing of it stays in the file system."""
+    ctypes.CDLL("libstdc++.so.6", ctypes.RTLD_GLOBAL)
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
         source.write_text(text)
-        subprocess.run([*command, "-o", library, source, *objects], check=True)
+        subprocess.run([*command, "-shared", "-o", library, source, *objects, *_LIBRARIES], check=True)
         return ctypes.CDLL(str(library))
 
 
