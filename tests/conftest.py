@@ -23,6 +23,26 @@ def pytest_collection():
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc):
+    """Do not make tests that `-m` would leave out again: of `make test`'s, that would be two of three.
+
+    Of a function without other tests one is left for `-m`, because pytest would call it without its parameters. Tests
+    that are named are made, so that pytest finds them.
+    """
+    yield
+    given = metafunc.config.option
+    words = given.markexpr.split(" and ")
+    if not all(word.startswith("not ") for word in words) or any("::" in path for path in given.file_or_dir):
+        return
+    left_out = {word.removeprefix("not ").strip() for word in words}
+    always = not left_out.isdisjoint(mark.name for mark in metafunc.definition.iter_markers())
+    calls = metafunc._calls
+    calls[:] = [
+        call for call in calls if not always and left_out.isdisjoint(mark.name for mark in call.marks)
+    ] or calls[:1]
+
+
 def pytest_collection_modifyitems(items):
     import torch  # not in the process that only distributes the tests
 
