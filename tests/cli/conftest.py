@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.programs import begun_curves, begun_picture, begun_predictions
+from tests.programs import begun_curves, begun_picture, begun_predictions, no_histogram
 
 pytest.importorskip("typer")
 pytest.importorskip("safetensors")
@@ -61,13 +61,14 @@ def commands_are_made_once(monkeypatch, command_named):
 
 @pytest.fixture
 def drawn():
-    """Draw plots completely."""
+    """Draw plots and histograms completely."""
 
 
 @pytest.fixture(autouse=True)
 def pictures_are_not_drawn(request, monkeypatch):
-    """Write only the beginning of plots in tests that are not about them."""
+    """Write only the beginning of plots, and no histograms, in tests that are not about them."""
     if "drawn" not in request.fixturenames:
+        monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_histogram", no_histogram)
         monkeypatch.setattr("matplotlib.figure.Figure.savefig", begun_picture)
         for name in ("language_model_run", "nmt_run", "classifier_run"):
             module = importlib.import_module(f"gatewise.cli.{name}")
