@@ -1,6 +1,7 @@
 """The CUDA sources compile for every supported architecture, without a GPU, and take what they are planned to take."""
 
 import dataclasses
+import functools
 import itertools
 import re
 
@@ -25,6 +26,7 @@ from tests.pairwise import each_value, exhaustive, exhaustive_unless, pairwise
 ARCHITECTURES = {"sm_80": "a100", "sm_86": "a10", "sm_89": "l4", "sm_90": "h200", "sm_100": "b200", "sm_120": "h200"}
 
 
+@functools.cache
 def compiled(name, architecture, cut, *, float16=False, ragged=False, resets=False, cell=LSTM()):  # noqa: B008
     dtype = torch.float32 if cut.value_bytes == 4 else torch.float16 if float16 else torch.bfloat16
     macros = {"SIZE": cut.hidden - 1, **cut.macros(dtype, ragged, resets=resets)}

@@ -1,5 +1,7 @@
 """The CUDA sources compile for every supported architecture, without a GPU, and without register spills."""
 
+import functools
+
 import pytest
 import torch
 
@@ -24,6 +26,7 @@ MASKED = [Regularised(LSTM(), 0.3, (0.2, 0.1), 0.25), Regularised(LayerNormLSTM(
 COLUMNS = {dtype: ProductLayout(column_major=dtype in (torch.float16, torch.float32)) for dtype in NUMBERS}
 
 
+@functools.cache
 def compiled(name, architecture, dtype, layout, width, table=0, cell=LSTM(), resets=False):  # noqa: B008
     macros = dict(macros_of(dtype, width, 32, layout, resets=resets)) | {"TABLE": table}
     return toolchain.compile_afresh(SOURCES / f"{name}.cu", architecture, macros, device_code(cell))
