@@ -18,9 +18,11 @@ WORKERS ?= auto
 # some gigabytes on a Linux machine without an NVIDIA GPU.
 PIP_OPTIONS ?=
 
-# Packages that are compiled to bytecode when they are installed; others are when they are imported for the first time,
-# even where the environment forbids it, because hundreds of processes would compile them again.
-COMPILED = torch,sympy,mpmath,numpy,scipy,keras,onnx
+# Packages that are compiled to bytecode when they are installed, but for parts that no test imports; others are when
+# they are imported for the first time, even where the environment forbids it, because hundreds of processes would
+# compile them again.
+COMPILED = torch,sympy,mpmath,numpy,scipy,keras,onnx,matplotlib,networkx
+NOT_COMPILED = /tests?/|_test[.]py|/(_vendor|physics|distutils)/|/backend/(jax|openvino|tensorflow)/
 export PYTHONDONTWRITEBYTECODE :=
 
 ifeq ($(strip $(VENV)),)
@@ -147,8 +149,8 @@ define install
 	@test -x $(RUN) || $(PYTHON) -m venv --without-pip $(VENV)
 	@echo "Installing gatewise[$(1)] into $(VENV) (once) ..."
 	@$(PYTHON) .ci/install.py $(RUN) $(1) $(PIP_OPTIONS)
-	@# On all cores and without the packages' own tests; an extra may lack some of them.
-	@$(RUN) -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib/*/site-packages/{$(COMPILED)} gatewise >/dev/null 2>&1 || true
+	@# On all cores and without the packages' own tests and other parts that are not imported; an extra may lack some.
+	@$(RUN) -m compileall -q -j 0 -x '$(NOT_COMPILED)' $(VENV)/lib/*/site-packages/{$(COMPILED)} gatewise >/dev/null 2>&1 || true
 	@touch $@
 endef
 
