@@ -40,8 +40,8 @@ class Columns:
         """Return the feature columns of a file.
 
         Raises:
-            DataError: A column is missing, occurs twice or is named twice, a feature has another role, or no column is
-                left for the features.
+            DataError: A column is missing, occurs twice or is named twice, the label is a feature, or no column is left
+                for the features.
         """
         twice = [name for name in header if header.count(name) > 1]
         if twice:
@@ -55,12 +55,10 @@ class Columns:
                     f"{path} has no column {name!r}; its columns are {', '.join(map(repr, header))}. Rename the right "
                     f"one in the file, or name it by `{option}`{ordered}."
                 )
-        # A model would read its answer from the label.
-        for option in ("label_column", "sequence_column"):
-            if named[option] and named[option] in self.features:
-                raise DataError(
-                    f"`features` names the column {named[option]!r} of {path}, which is the `{option}`. Leave it out."
-                )
+        if self.label and self.label in self.features:  # the model would read its answer there
+            raise DataError(
+                f"`features` names the column {self.label!r} of {path}, which is the `label_column`. Leave it out."
+            )
         again = [name for name in self.features if self.features.count(name) > 1]
         if again:
             raise DataError(f"`features` names the column {again[0]!r} of {path} twice. Name it once.")

@@ -163,11 +163,10 @@ def test_a_column_of_times_has_one_kind(read):
     assert read(zeros).values[:, 0].tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("role", ["label", "sequence"])
-def test_a_column_with_another_role_is_no_feature(read, role):
-    told = refusal(lambda: read(GOOD, columns=Columns(features=(role, "x"))))
-    assert f"`features` names the column {role!r} of " in told
-    assert f"which is the `{role}_column`. Leave it out." in told
+def test_the_label_is_no_feature(read):
+    told = refusal(lambda: read(GOOD, columns=Columns(features=("label", "x"))))
+    assert "`features` names the column 'label' of " in told
+    assert "which is the `label_column`. Leave it out." in told
 
 
 def test_a_byte_order_mark_blank_lines_and_quotes_are_no_trouble(read):
