@@ -22,6 +22,15 @@ _NO_PADDING = -1
 _MOST_UNSORTED = 3072  # tokens; PyTorch's operator sorts more of them, which takes longer
 
 
+def new_table(size: int, width: int, device: torch.device | str | None) -> nn.Embedding:
+    """Return embeddings [size, width] with PyTorch's initial values."""
+    weight = None
+    if device is not None and torch.device(device).type == "meta":
+        # PyTorch would import its compiler, which takes seconds, to draw no numbers there.
+        weight = torch.empty(size, width, device=device)
+    return nn.Embedding(size, width, device=device, _weight=weight)
+
+
 def looked_up(table: nn.Embedding, tokens: Tensor) -> Tensor:
     """Return ``table(tokens)``, the embeddings [..., E] of tokens [...].
 

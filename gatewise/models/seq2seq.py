@@ -17,6 +17,7 @@ from gatewise.contract.ranges import PROBABILITY
 from gatewise.models.arguments import TOKEN_ERRORS, check_lengths_of, check_pairs, check_sizes, check_targets, embedded
 from gatewise.models.chunked_softmax import weighted_token_loss
 from gatewise.models.locked_dropout import with_dropped_words
+from gatewise.models.lookup import new_table
 from gatewise.nn import LSTM, LSTMCell
 from gatewise.nn.arguments import check_flag
 from gatewise.nn.attention import Attention
@@ -188,8 +189,8 @@ class Seq2Seq(nn.Module):
         placed: dict[str, Any] = {"device": device}
         layers: dict[str, Any] = {"weight_dropout": weight_dropout, "kernel": kernel} | placed
 
-        self.target_embedding = nn.Embedding(target_size, embedding_size, **placed)
-        self.source_embedding = nn.Embedding(source_size, embedding_size, **placed)
+        self.target_embedding = new_table(target_size, embedding_size, device)
+        self.source_embedding = new_table(source_size, embedding_size, device)
         half = hidden_size // 2
         self.encoder = nn.ModuleList([LSTM(embedding_size, half, bidirectional=True, **layers)])
         if encoder_layers > 1:

@@ -9,7 +9,7 @@ from torch import nn
 from gatewise import for_data_parallel
 from gatewise.contract import triton_kernels
 from gatewise.models import table_gradient
-from gatewise.models.lookup import looked_up
+from gatewise.models.lookup import looked_up, new_table
 
 ROWS, WIDTH = 20, 12
 
@@ -107,3 +107,19 @@ def test_the_kernels_are_replayed():
         found.fill_(torch.nan)
         graph.replay()
         assert torch.equal(found, expected)
+
+
+def test_no_values_are_drawn_without_memory(monkeypatch):
+    """For a tensor on the device meta, PyTorch's `normal_` imports its compiler, which takes seconds."""
+    monkeypatch.setattr(nn.init, "normal_", lambda *given: pytest.fail("drawn"))
+    table = new_table(5, 4, "meta")
+    assert table.weight.is_meta
+    assert table.weight.requires_grad
+    assert table.weight.shape == (5, 4)
+
+
+def test_tables_have_the_initial_values_of_pytorch():
+    torch.manual_seed(0)
+    expected = nn.Embedding(5, 4).weight
+    torch.manual_seed(0)
+    assert torch.equal(new_table(5, 4, None).weight, expected)
