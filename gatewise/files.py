@@ -129,7 +129,7 @@ def refuse_overwriting(outputs: Mapping[str, Path | None], inputs: Mapping[str, 
         if path is None:
             continue
         if str(path) == "-":
-            raise ArgumentError(sentence(name, "the path of a file", "-", "For standard output give /dev/stdout."))
+            raise ArgumentError(sentence(name, "the path of a file", "-", "Name a file."))
         for other, its in taken:
             if same_file(path, its):
                 what = "which it would overwrite" if other in inputs else "which is written as well"

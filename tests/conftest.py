@@ -33,7 +33,8 @@ def pytest_generate_tests(metafunc):
     yield
     given = metafunc.config.option
     words = given.markexpr.split(" and ")
-    if not all(word.startswith("not ") for word in words) or any("::" in path for path in given.file_or_dir):
+    simple = all(word.startswith("not ") and word[4:].isidentifier() for word in words)
+    if not simple or any("::" in path for path in given.file_or_dir):
         return
     left_out = {word.removeprefix("not ").strip() for word in words}
     always = not left_out.isdisjoint(mark.name for mark in metafunc.definition.iter_markers())

@@ -111,7 +111,7 @@ def _memory_lines(decision: Decision, batch: int) -> list[str]:
 def _advice_lines(decision: Decision, suggestions: tuple[Advice, ...]) -> list[str]:
     if not suggestions:
         effect = "gains 5 % or more" if decision.chosen else "makes the kernel run"
-        return [f"  no similar shape, dtype or layout {effect}"]
+        return [f"  no similar shape, dtype, layout or way of calling {effect}"]
     width = min(40, max(len(str(advice)) for advice in suggestions))
     lines = []
     for advice in suggestions:

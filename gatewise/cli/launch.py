@@ -98,9 +98,10 @@ def launch(
     request.changed(task.defaults if given is None else given)  # so that wrong values are refused at once
     with (
         reported(lambda: task.advice),
-        terminable(),
         naming(_names_in(task)),
         join_processes(device) as processes,
+        # A process that waits for others, which is in code of C++, would not handle the signal.
+        terminable() if processes.count == 1 else contextlib.nullcontext(),
         _opened(request, processes) as opened,
     ):
         outcome = None if opened is None else _trained(task, *opened, processes)

@@ -77,7 +77,7 @@ class LongForm:
         features: The names of the feature columns.
         rows: The row number of each row in the file, int64 [R].
         ids: The identifier of the sequence that each row belongs to, strings [R].
-        times: The time of each row, int64, float64 or datetime64 [R]; None when the rows are in order.
+        times: The time of each row, int64, floats or datetime64 [R]; None when the rows are in order.
         values: The features, float64 [R, F].
         labels: The label of each row, strings or float64 [R]; None when there are none.
     """

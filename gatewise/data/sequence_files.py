@@ -93,11 +93,12 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
     amounts = array("d")
     shared: dict[str, str] = {}  # equal strings share one object, however many rows have them
 
-    def read(record: list[str], column: int, add: Callable[[str], object], expected: str = "a number") -> None:
+    def read(record: list[str], column: int, add: Callable[[str], object]) -> None:
         try:
             add(record[column])
         except ValueError:
             shown = repr(record[column]) if record[column].strip() else "empty"
+            expected = times.expected if column == time else "a number"
             raise DataError(
                 f"{path}, row {reader.line_num}: {header[column]!r} is {shown}, not {expected}. Correct the value, or "
                 "leave the sequence out."
@@ -116,7 +117,7 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
         rows.append(reader.line_num)
         ids.append(shared.setdefault(record[sequence], record[sequence]))
         if time is not None:
-            read(record, time, times.append, TimeColumn.expected)
+            read(record, time, times.append)
         for column in places:
             read(record, column, lambda text: values.append(float(text)))
         if label is not None:
@@ -186,7 +187,10 @@ def _read_parquet(path: Path, columns: Columns, numbers: bool) -> Sequences:
         if values.null_count:
             row = int(np.argmax(values.is_null().to_numpy()))
             raise refuse(column, row, "empty", "Fill it in, or leave the sequence out.")
-        return values.to_numpy()
+        try:
+            return values.to_numpy()
+        except pyarrow.ArrowException as error:
+            raise DataError(f"{path}: {column!r} cannot be read: {error}. Convert the column.") from error
 
     def floats(column: str) -> np.ndarray:
         values = whole(column)
@@ -197,10 +201,12 @@ def _read_parquet(path: Path, columns: Columns, numbers: bool) -> Sequences:
         return values.astype(np.float64)
 
     def times(column: str) -> np.ndarray:
-        values = whole(column)
-        advice = "Correct the value, or leave the sequence out."
-        expected = f"not {TimeColumn.expected}"
-        return column_of(values, lambda row: refuse(column, row, f"{str(values[row])!r}, {expected}", advice))
+        values, advice = whole(column), "Correct the value, or leave the sequence out."
+
+        def bad(row: int, expected: str) -> DataError:
+            return refuse(column, row, f"{str(values[row])!r}, not {expected}", advice)
+
+        return column_of(values, bad)
 
     def names(column: str) -> np.ndarray:
         values = whole(column)

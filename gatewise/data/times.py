@@ -15,7 +15,7 @@ Kind = Literal["whole", "number", "date"]
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _FINER = re.compile(r"[.,]\d{6}0*[1-9]")  # an ISO date with more than microseconds, which Python would cut off
-_SECONDS_A_DAY = 86400
+_SECONDS_A_DAY = 86400.0
 
 
 class TimeColumn:
@@ -24,16 +24,19 @@ class TimeColumn:
     Whole numbers are kept as such, and dates in microseconds: as numbers of seconds since 1970, neighbouring times of
     fast recordings would be the same float64.
 
-    Attributes:
-        expected: The words for what a time may be, for errors.
     """
-
-    expected = "a number or an ISO date such as 2024-01-31"
 
     def __init__(self) -> None:
         self._kind: Kind | None = None
         self._exact = array("q")
         self._numbers = array("d")
+
+    @property
+    def expected(self) -> str:
+        """The words for what the next time may be, for errors."""
+        if self._kind is None:
+            return "a number or an ISO date such as 2024-01-31"
+        return f"{'an ISO date' if self._kind == 'date' else 'a number'}, as the times before are"
 
     def append(self, text: str) -> None:
         """Add the time of the next row.
@@ -61,26 +64,24 @@ class TimeColumn:
         return whole.astype("datetime64[us]") if self._kind == "date" else whole
 
 
-def column_of(values: np.ndarray, refuse: Callable[[int], Exception]) -> np.ndarray:
-    """Return the times of a column that has types: int64, float64, or datetime64 in the column's own unit [R].
+def column_of(values: np.ndarray, refuse: Callable[[int, str], Exception]) -> np.ndarray:
+    """Return the times of a column that has types: int64, floats, or datetime64 in the column's own unit [R].
 
     Args:
         values: The column; text is read as that of a CSV file.
-        refuse: A function from the index of a row that is no time to the error that is raised.
+        refuse: A function from the index of a row that is no time, and what it should be, to the error that is raised.
     """
-    if values.dtype.kind == "M" or values.dtype == np.int64:
+    if values.dtype.kind in "Mf" or values.dtype == np.int64:
         return values
     if values.dtype.kind in "biu":
         fits = not len(values) or int(values.max()) <= np.iinfo(np.int64).max
         return values.astype(np.int64 if fits else np.float64)
-    if values.dtype.kind == "f":
-        return values.astype(np.float64)
     times = TimeColumn()
     for row, value in enumerate(values):
         try:
             times.append(str(value))
         except ValueError:
-            raise refuse(row) from None
+            raise refuse(row, times.expected) from None
     return times.values()
 
 
@@ -89,16 +90,20 @@ def seconds(values: np.ndarray) -> np.ndarray:
     return (values - np.datetime64(0, "s")) / np.timedelta64(1, "s")
 
 
-def distances(times: np.ndarray) -> tuple[np.ndarray, float]:
+def distances(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the distances of neighbouring times, float64, and how far rounding of the times can put them off."""
     if times.dtype.kind == "f":
-        return np.diff(times), 2 * float(np.spacing(np.abs(times).max(initial=0.0)))
-    return np.diff(times).astype(np.int64).astype(np.float64), 0.0
+        rounding = np.spacing(np.abs(times)).astype(np.float64)
+        return np.diff(times.astype(np.float64)), rounding[1:] + rounding[:-1]
+    whole = times.astype(np.int64)
+    fits = not len(whole) or int(whole.max()) - int(whole.min()) < 1 << 63
+    found = np.diff(whole if fits else whole.astype(np.float64)).astype(np.float64)
+    return found, np.zeros_like(found)
 
 
 def as_text(time: Any) -> str:
     """Return a time as it may stand in a file."""
-    return f"{time:.15g}" if isinstance(time, np.floating) else str(time)
+    return f"{time:.15g}" if isinstance(time, np.float64) else str(time)
 
 
 def distance_text(distance: float, times: np.ndarray) -> str:
@@ -107,7 +112,9 @@ def distance_text(distance: float, times: np.ndarray) -> str:
         return f"{distance:.6g}"
     unit, count = np.datetime_data(times.dtype)
     length = distance * count * float(np.timedelta64(1, unit) / np.timedelta64(1, "s"))
-    return f"{length / _SECONDS_A_DAY:.6g} days" if length >= _SECONDS_A_DAY else f"{length:.6g} s"
+    if length < _SECONDS_A_DAY:
+        return f"{length:.6g} s"
+    return "1 day" if length == _SECONDS_A_DAY else f"{length / _SECONDS_A_DAY:.6g} days"
 
 
 def _parsed(text: str) -> tuple[Kind, float]:
@@ -118,7 +125,7 @@ def _parsed(text: str) -> tuple[Kind, float]:
             return "number", float(text)
         except ValueError:
             return "date", _microseconds(text.strip())
-    return ("whole", whole) if abs(whole) < 1 << 63 else ("number", float(whole))
+    return ("whole", whole) if -(1 << 63) <= whole < 1 << 63 else ("number", float(text))
 
 
 def _microseconds(text: str) -> int:

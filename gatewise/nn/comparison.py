@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -118,7 +119,8 @@ def compare(model: nn.Module, *inputs: Any, **options: Any) -> Comparison:
     if not isinstance(model, nn.Module):
         raise ArgumentError(sentence("model", "a torch.nn.Module", type(model).__name__, "Give the model, or a layer."))
     before = restore(copy.deepcopy(model), verbose=False)
-    replaced = [swap.names[0] or "the model itself" for swap in planned_swaps(before) if not swap.obstacle]
+    swaps = [swap for swap in planned_swaps(before) if not swap.obstacle]
+    replaced = [swap.names[0] or "the model itself" for swap in swaps]
     if not replaced:
         wanted = "a module with recurrent layers of torch.nn that gatewise.accelerate can replace"
         advice = "Layers that were created as gatewise's own are not compared; planned_swaps names those that stay."
@@ -131,11 +133,11 @@ def compare(model: nn.Module, *inputs: Any, **options: Any) -> Comparison:
     devices = sorted({tensor.device.index for tensor in tensors_in(given) if tensor.is_cuda})
     with torch.random.fork_rng(devices):
         steps = [_step(each, *_copied((inputs, options))) for each in (before, after)]
-        with _called(before) as called:
+        with _called([swap.module for swap in swaps]) as called:
             outputs, gradients = _largest_differences((before, after), steps, devices)
-        if not called:
+        if not called and not any(module._compiled_call_impl for module in before.modules()):
             advice = "Give the inputs for which the model calls them."
-            raise ArgumentError(sentence("model", "a module that calls its recurrent layers", "no call", advice))
+            raise ArgumentError(sentence("model", "a module that calls the layers to replace", "no call", advice))
         theirs, ours = _measured(steps, devices)
     return Comparison(theirs, ours, tuple(replaced), gradients is not None, outputs, gradients)
 
@@ -206,29 +208,29 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _called(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Yield a list to which the recurrent layers of a model are added when it calls them."""
+def _called(layers: Sequence[nn.Module]) -> Iterator[list[nn.Module]]:
+    """Yield a list to which layers are added when they are called, also their replicas on other devices."""
     called: list[nn.Module] = []
-    layers = [module for module in model.modules() if isinstance(module, (nn.RNNBase, nn.RNNCellBase))]
-    forwards = [layer.__dict__.get("forward") for layer in layers]
+    # Not by hooks, because some models call `forward` itself. The class is that whose method the layer has.
+    kinds = {next(kind for kind in type(layer).__mro__ if "forward" in vars(kind)) for layer in layers}
+    forwards = {kind: kind.forward for kind in kinds}
 
-    def watched(layer: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            called.append(layer)
-            return forward(*arguments, **options)
+    def watched(forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def call(self: nn.Module, *arguments: Any, **options: Any) -> Any:
+            if getattr(self, "_is_replica", False) or any(self is layer for layer in layers):
+                called.append(self)
+            return forward(self, *arguments, **options)
 
         return call
 
-    for layer in layers:  # not by hooks, because some models call `forward` itself
-        layer.forward = watched(layer, layer.forward)
+    for kind, forward in forwards.items():
+        kind.forward = watched(forward)
     try:
         yield called
     finally:
-        for layer, forward in zip(layers, forwards, strict=True):
-            if forward is None:
-                del layer.forward
-            else:
-                layer.forward = forward
+        for kind, forward in forwards.items():
+            kind.forward = forward
 
 
 def _difference(found: Tensor | None, expected: Tensor | None) -> float:

@@ -259,7 +259,8 @@ def _changes(problem: Problem, device: Device) -> Iterator[Change]:
         yield Change("layout", "lengths.cpu() once a batch", (("layout", Layout.HOST_LENGTHS),))
     elif problem.layout is not Layout.DENSE and device.kind == "cuda":
         yield Change("layout", "lengths= on the GPU", (("layout", Layout.DEVICE_LENGTHS),))
-    if device.kind == "cuda" and not problem.captured and problem.layout in (Layout.DENSE, Layout.DEVICE_LENGTHS):
+    replayable = not problem.captured and not problem.traced and problem.layout in (Layout.DENSE, Layout.DEVICE_LENGTHS)
+    if device.kind == "cuda" and replayable:
         how = "gatewise.make_graphed_step" if problem.needs_grad else "in a CUDA graph"
         yield Change("replay", how, (("captured", True), ("announced", True)))
     if device.kind == "cuda" and not device.compiles:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: outside of training they end the program, and in it they are requests to save and stop."""
+"""Ctrl-C and SIGTERM: before and after training they end the program; in it they are requests to save and stop."""
 
 from __future__ import annotations
 
@@ -47,17 +47,23 @@ def interruptible() -> Iterator[Interruption]:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does, so that the program cleans up before it ends.
+    """Let the first SIGTERM raise KeyboardInterrupt, as Ctrl-C does, so that the program cleans up before it ends.
 
-    Schedulers and containers stop programs by SIGTERM. A handler that is there already stays. In other
-    threads than the main thread, where Python cannot handle signals, nothing changes.
+    Schedulers and containers stop programs by SIGTERM, and some send it twice: later ones are ignored. A handler that
+    is there already stays. In other threads than the main thread, where Python cannot handle signals, nothing changes.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) in (interrupt, signal.SIG_IGN):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -63,7 +63,6 @@ def small(table):
 
 
 def test_a_run_reports_and_leaves_everything(gatewise, drawn, small, tmp_path):
-    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     answer = gatewise("train", "classify", *small, "--output", "run")
     assert answer.status == 0, answer.err
     for word in (
@@ -86,6 +85,7 @@ def test_a_run_reports_and_leaves_everything(gatewise, drawn, small, tmp_path):
     assert set(result["test_classes"]) == {"slow", "fast", "flat"}
     assert f"test     accuracy {result['test_accuracy']:.4f}" in answer.out
     assert [set(entry["scores"]) for entry in history("run")] == [{"accuracy"}] * 3
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulators.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     assert {"epoch/train_loss", "epoch/valid_loss", "epoch/valid_accuracy"} <= set(events.Tags()["scalars"])

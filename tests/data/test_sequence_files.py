@@ -153,10 +153,23 @@ def test_gaps_between_dates_are_told_in_days(read):
     )
 
 
+def test_a_large_time_of_another_sequence_hides_no_gap(read):
+    table = table_of(["0.0", "1.0", "2.0", "3.0", "400.0"])
+    told = refusal(lambda: read(table + "b,1700000000000000000,1,q\n"))
+    assert "the sequence 'a' goes from time 3 to 400, where steps of 1 are usual" in told
+    days = refusal(lambda: read(table_of(["2024-01-01", "2024-01-02", "2024-01-03", "2024-01-05"])))
+    assert "where steps of 1 day are usual" in days
+
+
 def test_a_column_of_times_has_one_kind(read):
     assert read(table_of(["2", "1.0", "0"])).values[:, 0].tolist() == [2, 1, 0]
     mixed = refusal(lambda: read(table_of(["2024-01-01", "17"])))
-    assert "row 3: 'time' is '17', not a number or an ISO date" in mixed
+    assert "row 3: 'time' is '17', not an ISO date, as the times before are." in mixed
+    assert "row 2: 'time' is 'soon', not a number or an ISO date such as 2024-01-31." in refusal(
+        lambda: read(table_of(["soon"]))
+    )
+    assert "the time is inf, not a finite number" in refusal(lambda: read(table_of(["1" + "0" * 400])))
+    assert read(table_of([2**63 - 1, -(2**63)])).values[:, 0].tolist() == [1, 0]
     finer = refusal(lambda: read(table_of(["2024-01-01T00:00:00.0000001", "2024-01-02"])))
     assert "row 2: 'time' is '2024-01-01T00:00:00.0000001', not" in finer
     zeros = table_of(["2024-01-01T00:00:01.000000000", "2024-01-01T00:00:00.000000000"])
@@ -198,7 +211,7 @@ BAD = {
     ),
     "a time that is none": (
         GOOD.replace("b,1", "b,soon"),
-        "row 4: 'time' is 'soon', not a number or an ISO date such as 2024-01-31.",
+        "row 4: 'time' is 'soon', not a number, as the times before are.",
     ),
     "a NaN for a time": (GOOD.replace("b,1", "b,nan"), "row 4: the time is missing. Fill it in."),
     "an infinite time": (GOOD.replace("b,1", "b,inf"), "row 4: the time is inf, not a finite number."),
@@ -326,9 +339,10 @@ def test_dates_in_parquet_are_times(tmp_path):
         np.array([str(place) for place in range(8)], dtype=object),
         np.array([f"2024-01-0{place + 1}" for place in range(8)], dtype=object),
         np.arange(8, dtype=np.uint64) + (1 << 62),
-        np.arange(8, dtype=np.float32),
+        (1000 + np.arange(8) / 100).astype(np.float32),
+        (np.arange(8) / 10).astype(np.float16),
     ],
-    ids=["days", "nanoseconds", "whole", "text", "dates as text", "unsigned", "float32"],
+    ids=["days", "nanoseconds", "whole", "text", "dates as text", "unsigned", "float32", "float16"],
 )
 def test_times_in_parquet_order_the_rows(tmp_path, times):
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -162,12 +162,25 @@ class Calls(nn.Module):
 
 def test_a_model_that_calls_no_layer_is_refused():
     with pytest.raises(
-        gatewise.ArgumentError, match="`model` must be a module that calls its recurrent layers, got no"
+        gatewise.ArgumentError, match="`model` must be a module that calls the layers to replace, got no"
     ):
         gatewise.compare(Calls("never"), torch.randn(7, 2, 5))
-    model = Calls("forward")
+    model, forward = Calls("forward"), nn.LSTM.forward
     assert gatewise.compare(model, torch.randn(7, 2, 5)).replaced == ("lstm",)
-    assert "forward" not in vars(model.lstm)
+    assert nn.LSTM.forward is forward
+
+
+def test_replicas_of_a_layer_run_with_their_own_weights():
+    """`DataParallel` copies the attributes of a layer to its replicas on other devices."""
+    from gatewise.nn.comparison import _called
+
+    layer = nn.LSTM(3, 4)
+    x = torch.randn(2, 2, 3)
+    with _called([layer]) as called:
+        replica = layer._replicate_for_data_parallel()
+        replica._flat_weights = [torch.zeros_like(weight) for weight in layer._flat_weights]
+        assert not replica(x)[0].any()
+    assert called == [replica]
 
 
 def test_a_function_is_refused():

@@ -16,6 +16,23 @@ def test_sigterm_is_ctrl_c_outside_of_training():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_second_sigterm_does_not_break_off_the_cleanup():
+    cleaned = []
+
+    def program():
+        with terminable():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+                cleaned.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        program()
+    assert cleaned == [True]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_a_handler_that_is_there_stays():
     received = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))

@@ -39,8 +39,8 @@ class CallTensors(NamedTuple):
         read: The tensors that the call reads, contiguous; None for those that it does not have.
         written: The tensors that it writes, as `read`.
         scratch: The memory for everything else that it writes and reads.
-        neighbours: The number of the first tensors that it reads, such as weights, of which the call may compute those
-            in the same allocation together: they are neighbours in the memory of a graph, too. 0 if it does not matter.
+        neighbours: The number of the first tensors that it reads, such as weights, that the call may combine where they
+            share an allocation. Such tensors stay neighbours in the memory of a graph. 0 if it does not matter.
     """
 
     read: tuple[Tensor | None, ...]
