@@ -21,9 +21,8 @@ _SECONDS_A_DAY = 86400.0
 class TimeColumn:
     """The times of the rows of a file, as they are read from text.
 
-    Whole numbers are kept as such, and dates in microseconds: as numbers of seconds since 1970, neighbouring times of
-    fast recordings would be the same float64.
-
+    Whole numbers of up to 64 bits are kept as such, and dates in microseconds: as seconds since 1970 in float64,
+    neighbouring times of fast recordings would be the same.
     """
 
     def __init__(self) -> None:
