@@ -11,6 +11,7 @@ import zipfile
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,9 +94,9 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
     amounts = array("d")
     shared: dict[str, str] = {}  # equal strings share one object, however many rows have them
 
-    def read(record: list[str], column: int, add: Callable[[str], object]) -> None:
+    def parsed(record: list[str], column: int, parse: Callable[[str], Any] = float) -> Any:
         try:
-            add(record[column])
+            return parse(record[column])
         except ValueError:
             shown = repr(record[column]) if record[column].strip() else "empty"
             expected = times.expected if column == time else "a number"
@@ -117,14 +118,14 @@ def _csv_table(path: Path, reader, columns: Columns, numbers: bool) -> LongForm:
         rows.append(reader.line_num)
         ids.append(shared.setdefault(record[sequence], record[sequence]))
         if time is not None:
-            read(record, time, times.append)
+            parsed(record, time, times.append)
         for column in places:
-            read(record, column, lambda text: values.append(float(text)))
+            values.append(parsed(record, column))
         if label is not None:
             if not record[label].strip():
                 raise DataError(f"{path}, row {reader.line_num}: there is no label. Fill it in.")
             if numbers:
-                read(record, label, lambda text: amounts.append(float(text)))
+                amounts.append(parsed(record, label))
             else:
                 names.append(shared.setdefault(record[label], record[label]))
     labels = np.array(amounts) if numbers else np.array(names, dtype=object)

@@ -50,8 +50,7 @@ def overwritten(monkeypatch):
 @pytest.fixture
 def cut_where(monkeypatch):
     """Choose among those tilings that fit and that a function accepts."""
-    fits = tiling_choice.fits
-    remembered = tiling_choice._of_one_group, tiling_choice._ranked, tiling_choice.tiling, compiled.launch_of
+    fits, remembered = tiling_choice.fits, (tiling_choice._of_one_group, tiling_choice.tiling, compiled.launch_of)
 
     def of(accepts):
         monkeypatch.setattr(tiling_choice, "fits", lambda cut, device: accepts(cut) and fits(cut, device))

@@ -18,7 +18,7 @@ from tests.kernels.persistent.test_sources_on_cpu import check
 DEVICE = Device.named("h200").replace(multiprocessors=12)
 RAGGED = {"layout": Layout.DEVICE_LENGTHS}
 PROBLEM = Problem(5, 20, 5, 40, dtype=torch.bfloat16, needs_grad=True)
-REMEMBERED = tiling_choice._of_one_group, tiling_choice._ranked, tiling_choice.tiling
+REMEMBERED = tiling_choice._of_one_group, tiling_choice.tiling
 
 
 def of_any_size(device, name):

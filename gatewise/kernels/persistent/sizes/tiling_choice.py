@@ -44,15 +44,20 @@ def tiling(
     for wide layers, which may read them for more groups of batch rows, are chosen only where no other fits.
     """
     found = [
-        (one_step and _is_for_wide_layers(ranked.cut), clocks * directions / together, ranked, groups, together)
+        candidate
         for together in sorted({1, directions})
-        for ranked, groups, clocks in _ranked_for(
-            hidden_size, batch, together, device, backward, value_bytes, exact, cell_size
-        )
-        if not (masked and ranked.cut.warpgroups)
+        for candidate in _candidates(hidden_size, batch, together, device, backward, value_bytes, exact, cell_size)
+        if not (masked and candidate.block.cut.warpgroups)
     ]
-    best = min(found, key=lambda one: one[:2], default=None)
-    return None if best is None else best[2].of(*best[3:])
+    best = min(
+        found,
+        key=lambda candidate: (
+            one_step and _is_for_wide_layers(candidate.block.cut),
+            candidate.clocks * directions / candidate.directions,
+        ),
+        default=None,
+    )
+    return None if best is None else best.tiling()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -61,9 +66,9 @@ def stacked_tiling(
 ) -> Tiling | None:
     """Return the tiling of two stacked layers in one launch with the least predicted time; None if there is no room."""
     sizes = hidden_size, batch, _ROWS_OF_STACKED, device, backward, value_bytes, exact
-    found = [one for one in _ranked_for(*sizes) if _can_be_stacked(one[0].cut)]
-    best = min(found, key=lambda one: one[2], default=None)
-    return None if best is None else best[0].of(best[1], _ROWS_OF_STACKED).replace(stacked=True)
+    found = [candidate for candidate in _candidates(*sizes) if _can_be_stacked(candidate.block.cut)]
+    best = min(found, key=lambda candidate: candidate.clocks, default=None)
+    return None if best is None else best.tiling().replace(stacked=True)
 
 
 def _can_be_stacked(cut: Tiling) -> bool:
@@ -82,18 +87,18 @@ def candidates(
 ) -> list[Tiling]:
     """Return every tiling that fits on the device with so many directions at once."""
     sizes = hidden_size, batch, directions, device, backward, value_bytes, exact, cell_size
-    return [ranked.of(groups, directions) for ranked, groups, _ in _ranked_for(*sizes)]
+    return [candidate.tiling() for candidate in _candidates(*sizes)]
 
 
-class _Ranked(NamedTuple):
-    """A tiling of one group of batch rows, with what is asked for each of the many batches that choices compare.
+class _Block(NamedTuple):
+    """A tiling of one group of batch rows, with the values that choices for many batches need.
 
     Attributes:
         cut: The tiling.
         most: The number of groups that fit on the device at the same time, those of all directions together.
         terms: The summands of the clock cycles of a step: a constant, and a weight and a quantity for each group at
             work.
-        factor: What the sum is multiplied by.
+        factor: The factor of the sum.
     """
 
     cut: Tiling
@@ -101,20 +106,40 @@ class _Ranked(NamedTuple):
     terms: tuple[tuple[float, float, float], ...]
     factor: float
 
-    def clocks(self, groups: int, directions: int) -> float:
-        """Return what `Tiling.step_clocks` is of the tiling with so many groups."""
-        together = min(groups, self.most // directions)
-        at_once = together * directions
-        clocks = sum([alone + weight * (quantity * at_once) for alone, weight, quantity in self.terms])
-        return math.ceil(groups / together) * clocks * self.factor
+    @classmethod
+    def of(cls, cut: Tiling, device: Device) -> _Block:
+        """Return the values of a tiling on a device."""
+        weights, quantities = measured_weights(device, cut.ranking), cut.quantities()
+        terms = [
+            (0.0, weight, quantities[name]) if name in OF_ALL_GROUPS else (weight * quantities[name], 0.0, 0.0)
+            for name, weight in weights.items()
+            if name != "few_warps"
+        ]
+        return cls(cut, multiprocessors(device, cut.split) // cut.blocks, tuple(terms), cut.factor_by(weights))
 
-    def of(self, groups: int, directions: int) -> Tiling:
-        """Return the tiling with so many groups."""
-        together = min(groups, self.most // directions)
-        return self.cut.replace(groups=groups, together=together, directions=directions)
+
+class _Candidate(NamedTuple):
+    """A block with the numbers of groups of batch rows: those in all, those at work together, and the directions."""
+
+    block: _Block
+    groups: int
+    together: int
+    directions: int
+
+    @property
+    def clocks(self) -> float:
+        """The clock cycles of a step, which are those of `Tiling.step_clocks`."""
+        _, _, terms, factor = self.block
+        at_once = self.together * self.directions
+        clocks = sum([alone + weight * (quantity * at_once) for alone, weight, quantity in terms])
+        return math.ceil(self.groups / self.together) * clocks * factor
+
+    def tiling(self) -> Tiling:
+        """Return the tiling; few of those that are compared are asked for it."""
+        return self.block.cut.replace(groups=self.groups, together=self.together, directions=self.directions)
 
 
-def _ranked_for(
+def _candidates(
     hidden_size: int,
     batch: int,
     directions: int,
@@ -123,37 +148,15 @@ def _ranked_for(
     value_bytes: int,
     exact: bool,
     cell_size: CellSize | None = None,
-) -> Iterator[tuple[_Ranked, int, float]]:
-    """Yield every tiling that fits with so many directions at once, its groups, and the clock cycles of its step."""
+) -> Iterator[_Candidate]:
+    """Yield every tiling that fits on the device with so many directions at once."""
     one_row = exact and batch == 1
-    for ranked in _ranked(hidden_of(hidden_size), device, backward, value_bytes, exact, one_row, cell_size):
-        rows = ranked.cut.rows
+    for block in _of_one_group(hidden_of(hidden_size), device, backward, value_bytes, exact, one_row, cell_size):
+        rows = block.cut.rows
         groups = -(-batch // rows)
-        if groups and directions <= ranked.most and (rows < batch + 8 or rows == 8):
-            yield ranked, groups, ranked.clocks(groups, directions)
-
-
-@functools.lru_cache(maxsize=256)
-def _ranked(
-    hidden: int,
-    device: Device,
-    backward: bool,
-    value_bytes: int,
-    exact: bool,
-    one_row: bool,
-    cell_size: CellSize | None,
-) -> tuple[_Ranked, ...]:
-    found = []
-    for cut in _of_one_group(hidden, device, backward, value_bytes, exact, one_row, cell_size):
-        weights, quantities = measured_weights(device, cut.ranking), cut.quantities()
-        terms = [
-            (0.0, weight, quantities[name]) if name in OF_ALL_GROUPS else (weight * quantities[name], 0.0, 0.0)
-            for name, weight in weights.items()
-            if name != "few_warps"
-        ]
-        most = multiprocessors(device, cut.split) // cut.blocks
-        found.append(_Ranked(cut, most, tuple(terms), cut.factor_by(weights)))
-    return tuple(found)
+        together = min(groups, block.most // directions)
+        if together and (rows < batch + 8 or rows == 8):
+            yield _Candidate(block, groups, together, directions)
 
 
 @functools.lru_cache(maxsize=256)
@@ -165,7 +168,7 @@ def _of_one_group(
     exact: bool,
     one_row: bool,
     cell_size: CellSize | None,
-) -> tuple[Tiling, ...]:
+) -> tuple[_Block, ...]:
     """Return every tiling of which a block fits on the device: the same for each of the many batches asked for."""
     splits = (1,) if device.capability < (9, 0) else (1, 2, 4) if backward else (1, 2)
     # In wide layers, blocks of more rows are faster although a step takes them longer, because they have fewer turns.
@@ -181,7 +184,7 @@ def _of_one_group(
         if _has_warpgroups(cut, device):
             by_warpgroups = cut.replace(resident=cut.tiles, warpgroups=True)
             found += [by_warpgroups] if fits(by_warpgroups, device) else []
-    return tuple(found)
+    return tuple([_Block.of(cut, device) for cut in found])
 
 
 def _with_weights_placed(cut: Tiling) -> list[Tiling]:
