@@ -45,6 +45,7 @@ from gatewise.contract.errors import GatewiseError
 from gatewise.contract.problem import Problem
 from gatewise.contract.ranking import slug
 from gatewise.kernels.cuda import few_rows
+from gatewise.kernels.persistent.launches.builds import launches_of
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.selection import kernel_named, points
 from gatewise.selection.points import PRECISIONS, Point, Record
@@ -166,6 +167,7 @@ def chosen(known: Iterable[Point], given: argparse.Namespace) -> list[Point]:
         and least <= _steps(point.problem) <= most
         and (not given.few_rows or _multiplies_few_rows(point))
         and (not given.restated or _is_stated_otherwise(point))
+        and (not given.several_groups or _multiplies_several_groups(point))
         and (not given.one_step or point.problem.time == 1)
     ]
 
@@ -292,6 +294,11 @@ def _multiplies_few_rows(point: Point) -> bool:
     return exact and any(1 < each <= few_rows.MOST_ROWS for each in rows)
 
 
+def _multiplies_several_groups(point: Point) -> bool:
+    """Return whether blocks of a call on `persistent` multiply several groups of batch rows at a time."""
+    return any(launch.tiling.eights > 1 for launch in launches_of(point.problem, point.record.device))
+
+
 def _is_stated_otherwise(point: Point) -> bool:
     return points.stated(points.restated(point).work) != points.stated(point.work)
 
@@ -324,6 +331,8 @@ def main(words: Sequence[str] | None = None) -> int:
         options.add_argument("--direction", choices=(TRAIN, "inference"), default=TRAIN, help=f"(default: {TRAIN})")
         options.add_argument("--few-rows", action="store_true", help="only products of few rows of exact float32")
         options.add_argument("--restated", action="store_true", help="only calls whose work is stated otherwise now")
+        several = "only calls on `persistent` whose blocks multiply several groups of batch rows at a time"
+        options.add_argument("--several-groups", action="store_true", help=several)
         options.add_argument("--one-step", action="store_true", help="only calls of one step, also those of GRUs")
     command["write"].add_argument("--replays", action="store_true", help="keep the times of calls from Python")
     for each in (again, write, draw):

@@ -185,12 +185,12 @@ def _in_exchange(text: str) -> str:
 
 
 def _in_product(text: str) -> str:
-    loop = "while (is_missing(words, row) && patience.is_left())"
+    loop = "while (is_missing(words, row_of, item) && patience.is_left())"
     return _once(
         text,
-        f"    {loop} load_item(words, row, poll);",
+        f"    {loop} load_item(words, row_of, item);",
         f"    const u32 began = (u32)clock64();\n"
-        f"    {loop} load_item(words, row, poll), Phases::add({_index('reloads')}, 1);\n"
+        f"    {loop} load_item(words, row_of, item), Phases::add({_index('reloads')}, 1);\n"
         f"    Phases::add({_index('waits')}, (u32)clock64() - began);",
     )
 

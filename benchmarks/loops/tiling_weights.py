@@ -2,7 +2,8 @@
 
     python -m benchmarks.loops.tiling_weights RECORD [RECORD ...]     # records of benchmarks.loops.tilings
 
-The lines that it prints are for `gatewise/selection/rates/rankings`. Before them, it tells how much longer the loops of
+The lines that it prints are for `gatewise/selection/rates/rankings`. A tiling has the quantities and the ranking that
+it has today, also where the record has others. Before them, it tells how much longer the loops of
 the present and of the new choices take than the fastest measured ones, also for weights that were fitted without the
 case that they choose for. Of records made with `--weights`, it tells how long the choices of those weights take beside
 the present ones. The script needs no GPU.
@@ -22,6 +23,7 @@ import numpy as np
 
 from gatewise.contract.device import Device
 from gatewise.contract.ranking import weights as present_weights
+from gatewise.kernels.persistent.sizes.tiling import Tiling
 
 _NOT_ADDED = "few_warps"  # a share of the clock cycles instead of a part of them; see `Tiling.clocks_by`
 _DRAWS, _SEED = 1500, 0
@@ -61,7 +63,7 @@ def report(lines: Sequence[Mapping[str, Any]], ghz: float = 1.98) -> Iterator[st
         lines: The lines of a record.
         ghz: The clock rate in GHz at which microseconds are clock cycles.
     """
-    for ranking, rows in groups(lines, "ranking").items():
+    for ranking, rows in groups([as_ranked_now(line) for line in lines], "ranking").items():
         device = Device.named("h200").replace(name=rows[0]["device"])
         present = present_weights(device, ranking)
         names = [name for name in present if name != _NOT_ADDED]
@@ -92,6 +94,14 @@ def report(lines: Sequence[Mapping[str, Any]], ghz: float = 1.98) -> Iterator[st
         yield f"  clock cycles by the fitted weights: within a factor of {spread:.2f} (one standard deviation)"
         kept_share = {_NOT_ADDED: few_warps} if _NOT_ADDED in present else {}
         yield json.dumps({"ranking": ranking, "device": rows[0]["device"], "weights": fitted | kept_share})
+
+
+def as_ranked_now(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line of a record with the ranking and the quantities that its tiling has now."""
+    found = Tiling(**line["tiling"])
+    least = present_weights(Device.named("h200"), "persistent wide layers")["least_units"]
+    cut = found.replace(wide=not found.exact and found.hidden >= least)
+    return {**line, "ranking": cut.ranking, "quantities": cut.quantities()}
 
 
 def cases_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

@@ -19,7 +19,7 @@ import dataclasses
 import json
 import random
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -175,15 +175,16 @@ def measured(
     with building(needed, _WORKERS, device):
         pass
     for case, plan in plans.items():
+        steps = []
         for rank, cuts in enumerate(in_pairs(plan)):
             try:
                 with forced(cuts):
-                    times = loops_of(problems[case], device)
+                    steps.append((rank, cuts, training_step(problems[case], device)))
             except (RuntimeError, GatewiseError) as error:
                 print(f"{case}, rank {rank} failed: {error}", flush=True)
-                continue
+        for (rank, cuts, _), times in zip(steps, loops_of([step for _, _, step in steps]), strict=True):
             for name, backward in PASSES.items():
-                if rank < len(plan[name]) and f"{_ENTRY}{name}" in times:
+                if rank < len(plan[name]):
                     yield line_of(case, name, rank, cuts[backward], times[f"{_ENTRY}{name}"], precision, probed)
 
 
@@ -194,8 +195,8 @@ def in_pairs(plan: Mapping[str, list[Tiling]]) -> Iterator[dict[bool, Tiling]]:
         yield {False: forward[min(rank, len(forward) - 1)], True: backward[min(rank, len(backward) - 1)]}
 
 
-def loops_of(problem: Problem, device: torch.device) -> dict[str, float]:
-    """Return the microseconds of each of gatewise's kernels in a training step, by the name of the kernel."""
+def training_step(problem: Problem, device: torch.device) -> Callable[[], None]:
+    """Return a function that replays a training step of one layer, which has run before."""
     torch.manual_seed(0)
     layer = LSTM(problem.input_size, problem.hidden_size, device=device, dtype=problem.dtype, kernel="persistent")
     x = torch.randn(problem.time, problem.batch, problem.input_size, device=device, dtype=problem.dtype)
@@ -208,18 +209,32 @@ def loops_of(problem: Problem, device: torch.device) -> dict[str, float]:
 
     with for_cuda_graph():
         replay = captured(step, warmups=2)
-    for _ in range(3):
-        replay()
+    replay()
     torch.cuda.synchronize()
-    samples: dict[str, list[float]] = collections.defaultdict(list)
+    return replay
+
+
+def loops_of(steps: Sequence[Callable[[], None]]) -> list[dict[str, float]]:
+    """Return the microseconds of each of gatewise's kernels in training steps, by the name of the kernel."""
     with profile(activities=[ProfilerActivity.CUDA]) as observed:
-        for _ in range(_REPLAYS):
-            replay()
+        for step in steps:
+            for _ in range(_REPLAYS):
+                step()
         torch.cuda.synchronize()
-    for event in observed.events() or ():
-        if event.device_type == torch.autograd.DeviceType.CUDA and event.name.startswith(_ENTRY):
-            samples[event.name].append(event.time_range.elapsed_us())
-    return {name: statistics.median(times) for name, times in samples.items()}
+    events = [event for event in observed.events() or () if event.device_type == torch.autograd.DeviceType.CUDA]
+    found: dict[str, list[float]] = collections.defaultdict(list)
+    for event in sorted(events, key=lambda event: event.time_range.start):
+        if event.name.startswith(_ENTRY):
+            found[event.name].append(event.time_range.elapsed_us())
+    # A kernel is launched as many times in each step.
+    shares = {name: len(times) // len(steps) for name, times in found.items()}
+    return [
+        {
+            name: statistics.median(times[number * shares[name] : (number + 1) * shares[name]])
+            for name, times in found.items()
+        }
+        for number in range(len(steps))
+    ]
 
 
 def line_of(

@@ -308,7 +308,9 @@ def _loop(problem: Problem, cut: Tiling, device: Device) -> Work:
 
 
 def _placed(cut: Tiling) -> str:
-    blocks = f"{cut.units} units x {cut.rows} rows per block, {cut.blocks * cut.together * cut.directions} blocks"
+    at_a_time = f" ({min(8 * cut.eights, cut.rows)} at a time)" if cut.eights > 1 else ""
+    number = cut.blocks * cut.together * cut.directions
+    blocks = f"{cut.units} units x {cut.rows} rows per block{at_a_time}, {number} blocks"
     products = ", products by warpgroups" if cut.warpgroups else ""
     return blocks + (f" in clusters of {cut.split}" if cut.split > 1 else "") + products
 
@@ -321,7 +323,7 @@ def _passes(problem: Problem, device: Device) -> list[_Pass]:
     for name, backward in zip(names, (False, True), strict=False):
         where = device_of_pass(problem, device, backward=backward)
         size, masked = cell_size_of(problem.cell, backward=backward), bool(macros_of(problem.cell))
-        options = {"masked": masked, "one_step": problem.time == 1}
+        options = {"masked": masked, "narrow": problem.time == 1}
         cuts.append((name, tiling(*sizes, where, backward, *number, size, **options)))
     return [
         _Pass(name, cut, layer_pairs.stacked_cut(problem, device, backward=name == "backward"))

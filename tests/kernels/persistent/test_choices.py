@@ -3,7 +3,7 @@
 A line of `choices.jsonl` is a call, T, B, H, layers, directions, precision, training, and what was chosen for it before
 the weights of the rankings became data: the shapes of `gatewise bench lstm`, and a thousand drawn at random. Tilings of
 backward passes, and of forward passes by warpgroups, are those by the weights that were fitted to
-`benchmarks/results/tilings.jsonl`, and those of wide layers are the ones of which `wide_tilings.jsonl` has times.
+`benchmarks/results/tilings.jsonl`, and so are all of wide layers.
 """
 
 import json
@@ -43,7 +43,8 @@ def fields(cut):
     if cut is None:
         return None
     placed = [cut.units, cut.rows, cut.warps, cut.resident, cut.split]
-    return [*placed, cut.groups, cut.together, cut.directions, cut.chunk, cut.ahead]
+    several = [cut.eights] if cut.eights > 1 else []
+    return [*placed, cut.groups, cut.together, cut.directions, cut.chunk, cut.ahead, *several]
 
 
 PROBLEMS = [(problem_of(choice), choice) for choice in CHOICES]

@@ -60,7 +60,7 @@ def test_the_choice_has_the_fewest_clock_cycles_of_all_that_fit(backward, value_
         found = [cut for beside in (1, 2) for cut in candidates(hidden, batch, beside, device, backward, *number)]
         least = min(found, key=lambda cut: cut.step_clocks(device) * 2 / cut.directions)
         assert tiling(hidden, batch, 2, device, backward, *number) == least
-        found = candidates(hidden, batch, 3, device, backward, *number)
+        found = candidates(hidden, batch, 3, device, backward, *number, narrow=True)
         found = [cut for cut in found if not cut.warpgroups and (backward or cut.split == 1)]
         least = min(found, key=lambda cut: cut.step_clocks(device), default=None)
         chosen = stacked_tiling(hidden, batch, device, backward, *number)
@@ -110,8 +110,9 @@ def test_weights_rounded_to_tf32_take_the_room_of_16_bits():
 
 
 def test_weights_rounded_to_tf32_leave_registers_where_loads_can_take_them():
-    cuts = [cut for cut in candidates(1024, 64, 1, Device.named("h200"), False, 4) if (cut.units, cut.rows) == (16, 32)]
-    loads = {cut.resident: cut.chunk * cut.ahead for cut in cuts if cut.warps == 8}
+    found = candidates(1024, 64, 1, Device.named("h200"), False, 4)
+    cuts = [cut for cut in found if (cut.units, cut.rows, cut.warps, cut.eights) == (16, 32, 8, 1)]
+    loads = {cut.resident: cut.chunk * cut.ahead for cut in cuts}
     assert len(loads) > 1
     assert loads[min(loads)] > loads[max(loads)]
 

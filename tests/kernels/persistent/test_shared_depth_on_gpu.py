@@ -15,9 +15,9 @@ RAGGED = {"layout": Layout.DEVICE_LENGTHS}
 TF32 = {"dtype": torch.float32, "allow_tf32": True}
 # By whether the forward pass shares the depth, whether it has one buffer, and whether the backward pass has one.
 PROBLEMS = {
-    (False, True, False): Problem(9, 80, 64, 1150, dtype=torch.bfloat16, needs_grad=True),
+    (False, True, False): Problem(9, 61, 64, 900, dtype=torch.bfloat16, needs_grad=True),
     (False, True, True): Problem(7, 61, 40, 1788, dtype=torch.float16, needs_grad=True, resets=True, **RAGGED),
-    (True, False, False): Problem(8, 20, 64, 1500, needs_grad=True, **TF32),
+    (True, False, False): Problem(8, 9, 64, 1020, needs_grad=True, **TF32),
     (True, True, True): Problem(9, 300, 64, 1566, needs_grad=True, **TF32, **RAGGED),
 }
 

@@ -17,7 +17,7 @@ from gatewise.kernels.persistent.launches import compiled
 from gatewise.kernels.persistent.launches.builds import launches_of
 
 DEVICE = Device.named("h200").replace(compiles=True)
-CASES = ("100-16-256", "100-64-512", "50-256-512", "35-128-1500", "100-64-1024", "35-20-650")
+CASES = ("100-16-256", "100-64-512", "50-256-512", "35-128-480", "100-64-320", "35-20-448")
 
 
 def plan_of(case, dtype="bf16", most=6):
@@ -86,7 +86,7 @@ def test_weights_on_which_no_choice_depends_stay():
 def test_the_choices_of_other_weights_are_timed_beside_the_present_ones(tmp_path):
     problem, plan = plan_of("35-128-1500", most=20)
     weights = {"steps": 1.0}  # as few rounds as possible, however long they take
-    line = {"ranking": "persistent backward 16-bit", "weights": weights}
+    line = {"ranking": "persistent wide backward 16-bit", "weights": weights}
     (tmp_path / "new.jsonl").write_text(json.dumps(line))
     planned = timed.planned(problem, DEVICE, 8, tmp_path / "new.jsonl")
     assert planned["forward"] == plan["forward"][:1]

@@ -7,18 +7,25 @@
 #pragma once
 #include "factors.cuh"
 
+#ifndef EIGHTS
+#define EIGHTS 1
+#endif
+
 constexpr int SPAN = 64 / sizeof(Value);  // the values that four lanes load, 16 bytes each
 constexpr int NEIGHBOURS = ROWS / 8;                   // groups of eight batch rows, the width of a tensor-core tile
 constexpr int PARTIAL_STRIDE = TILES * 16 + 4;         // in floats; the padding avoids bank conflicts of stores
 constexpr int PARTIAL_FLOATS = ROWS * PARTIAL_STRIDE;  // the partial sums of a warp
 constexpr int PARTS = WARPS;                           // the partial sums of each value
 constexpr int POLLS = (SPANS + CHUNK - 1) / CHUNK;     // polls of a group of eight rows, CHUNK spans each
-constexpr int ITEMS = NEIGHBOURS * POLLS;
+constexpr int PASSES = (NEIGHBOURS + EIGHTS - 1) / EIGHTS;  // over the weights
+constexpr int ITEMS = PASSES * POLLS;                  // polls of EIGHTS groups at a time
 constexpr int AHEAD = DEPTH < ITEMS ? DEPTH : ITEMS;   // polls in flight
 
 constexpr int FRAGMENTS = SCALED ? 1 : 2;              // fragments of a lane for one tile and span, and tensor-core products with them
 constexpr int LENT = TILES - RESIDENT;                 // tiles whose weights are in shared memory, because registers have no room for them
 constexpr int LENT_WORDS = WARPS * LENT * SPANS * FRAGMENTS * 32;  // the size of those, in words of 16 bytes
+
+static_assert(!EXACT || EIGHTS == 1, "sums that are added up outside of tensor cores take too many registers");
 
 // A lane's weights: those of RESIDENT tiles in registers, the others at `lent`, in the lane's part of shared memory.
 struct Weights {
@@ -151,22 +158,38 @@ again:
 #endif
 }
 
-__device__ __forceinline__ void multiply_tile(float (&sum)[4], const Weights& weights, int tile, int place, u32 b0, u32 b1) {
-    u32 fragment[4];
+// A fragment of the weights: the rows of a tile at one place along the depth.
+struct Fragment {
+    u32 words[4];
+};
+
+__device__ __forceinline__ Fragment fragment_of(const Weights& weights, int tile, int place) {
     if (tile < RESIDENT) {
         const u32(&held)[4] = weights.held[tile < RESIDENT ? tile : 0][place];
-        fragment[0] = held[0], fragment[1] = held[1], fragment[2] = held[2], fragment[3] = held[3];
-    } else {
-        const uint4 lent = weights.lent[((tile - RESIDENT) * SPANS * FRAGMENTS + place) * 32];
-        fragment[0] = lent.x, fragment[1] = lent.y, fragment[2] = lent.z, fragment[3] = lent.w;
+        return {held[0], held[1], held[2], held[3]};
     }
+    const uint4 lent = weights.lent[((tile - RESIDENT) * SPANS * FRAGMENTS + place) * 32];
+    return {lent.x, lent.y, lent.z, lent.w};
+}
+
+// Adds the product of a fragment of weights and a batch row's values to a lane's sums, which begin with the `first` product.
+__device__ __forceinline__ void add_product(float (&sum)[4], const Fragment& fragment, u32 b0, u32 b1, bool first) {
+#if EXACT && !ONE_ROW
+    // Tensor cores truncate when they accumulate, so long sums are added up outside of them, rounding to nearest.
+    float part[4] = {0.f, 0.f, 0.f, 0.f};
+    multiply<Factor>(part, fragment.words, b0, b1);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i] = first ? part[i] : sum[i] + part[i];
+#else
+    if (first) sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
 #if ONE_ROW
     // With a single batch row, a lane adds up two sums over the values it loaded: for the row of weights lane / 4 and the eighth
     // row after it.
-    sum[0] = fmaf(widened(fragment[0]), widened(b0), sum[0]), sum[1] = fmaf(widened(fragment[1]), widened(b0), sum[1]);
-    sum[0] = fmaf(widened(fragment[2]), widened(b1), sum[0]), sum[1] = fmaf(widened(fragment[3]), widened(b1), sum[1]);
+    sum[0] = fmaf(widened(fragment.words[0]), widened(b0), sum[0]), sum[1] = fmaf(widened(fragment.words[1]), widened(b0), sum[1]);
+    sum[0] = fmaf(widened(fragment.words[2]), widened(b1), sum[0]), sum[1] = fmaf(widened(fragment.words[3]), widened(b1), sum[1]);
 #else
-    multiply<Factor>(sum, fragment, b0, b1);
+    multiply<Factor>(sum, fragment.words, b0, b1);
+#endif
 #endif
 }
 
@@ -176,23 +199,44 @@ __device__ __forceinline__ uint4 load_span(Row row, int span) {
     return wanted && exists ? load_exchanged(row.data + span * SPAN) : make_uint4(0, 0, 0, 0);
 }
 
-__device__ __forceinline__ void load_item(uint4 (&words)[CHUNK], Row row, int poll) {
+using Words = uint4[EIGHTS][CHUNK];  // of an item: for each of its groups of eight rows, those of a poll
+using InFlight = Words[AHEAD];
+
+// Calls `use(which, group)` for each group of eight rows of an item, the `which`-th one of its pass.
+template <class Use>
+__device__ __forceinline__ void for_groups(int item, Use use) {
 #pragma unroll
-    for (int c = 0; c < CHUNK; ++c) words[c] = load_span(row, poll * CHUNK + c);
+    for (int which = 0; which < EIGHTS; ++which) {
+        const int group = item / POLLS * EIGHTS + which;
+        if (group < NEIGHBOURS) use(which, group);
+    }
 }
 
-__device__ __forceinline__ bool is_missing(const uint4 (&words)[CHUNK], Row row) {
+template <class RowOf>
+__device__ __forceinline__ void load_item(Words& words, RowOf row_of, int item) {
+    for_groups(item, [&](int which, int group) {
+        const Row row = row_of(row_of_lane(group));
+#pragma unroll
+        for (int c = 0; c < CHUNK; ++c) words[which][c] = load_span(row, item % POLLS * CHUNK + c);
+    });
+}
+
+template <class RowOf>
+__device__ __forceinline__ bool is_missing(const Words& words, RowOf row_of, int item) {
     bool missing = false;
+    for_groups(item, [&](int which, int group) {
+        bool unwritten = false;
 #pragma unroll
-    for (int c = 0; c < CHUNK; ++c) missing |= is_unwritten(words[c]);
-    return __any_sync(EVERY_LANE, missing && row.polled);
+        for (int c = 0; c < CHUNK; ++c) unwritten |= is_unwritten(words[which][c]);
+        missing |= unwritten && row_of(row_of_lane(group)).polled;
+    });
+    return __any_sync(EVERY_LANE, missing);
 }
 
-__device__ __forceinline__ void await_item(uint4 (&words)[CHUNK], Row row, int poll, Patience& patience) {
-    while (is_missing(words, row) && patience.is_left()) load_item(words, row, poll);
+template <class RowOf>
+__device__ __forceinline__ void await_item(Words& words, RowOf row_of, int item, Patience& patience) {
+    while (is_missing(words, row_of, item) && patience.is_left()) load_item(words, row_of, item);
 }
-
-using InFlight = uint4[AHEAD][CHUNK];
 
 // Whether each load of a later item is issued as soon as the products with the value in its registers are, and not all loads
 // of the item after all products: more bytes are in flight then. Only forward passes of wide layers gain from it
@@ -207,7 +251,7 @@ template <class RowAt>
 __device__ __forceinline__ void begin_product(InFlight& words, RowAt row_at, int step) {
 #pragma unroll
     for (int item = 0; item < AHEAD; ++item)
-        load_item(words[item], row_at(row_of_lane(item / POLLS), step), item % POLLS);
+        load_item(words[item], [&](int row) { return row_at(row, step); }, item);
 }
 
 #if SCALED
@@ -260,93 +304,79 @@ struct Scales {
 template <class RowAt>
 __device__ __forceinline__ void finish_product(InFlight& words, const Weights& weights, RowAt row_at, int step, float* partial, Patience& patience, Scales& scales) {
     const int row = (threadIdx.x & 31) >> 2, pair = threadIdx.x & 3;
-    float sum[TILES][4];
+    float sums[EIGHTS][TILES][4];
+    float even[EIGHTS], odd[EIGHTS];  // the factors of the two batch rows whose sums the lane has
     patience.polls = 0;
+    auto row_of = [&](int row) { return row_at(row, step); };
 #if SCALED
-    u32 most = 0, some = 0;
+    u32 most[EIGHTS], some[EIGHTS];
 again:
     forget_results_of(step);  // all addresses, which would be computed before the first product, and spilled
-    auto row_of = [&](int row) { return row_at(row, step); };
-#else
-    auto row_of = [&](int row) { return row_at(row, step); };
 #endif
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
-        const int group = item / POLLS, poll = item % POLLS, later = item + AHEAD;
-        uint4(&here)[CHUNK] = words[item % AHEAD];
-        await_item(here, row_of(row_of_lane(group)), poll, patience);
+        const int poll = item % POLLS, later = item + AHEAD;
+        Words& here = words[item % AHEAD];
+        await_item(here, row_of, item, patience);
+        for_groups(item, [&](int which, int group) {
 #if SCALED
-        if (poll == 0) most = some = 0;
+            if (poll == 0) most[which] = some[which] = 0;
 #pragma unroll
-        for (int c = 0; c < CHUNK; ++c) narrow_operands(here[c], scales.own[group], most, some);
-#endif
-#pragma unroll
-        for (int c = 0; c < CHUNK; ++c) {
-            const int span = poll * CHUNK + c;
-#if EXACT && !ONE_ROW
-            // Tensor cores truncate when they accumulate, so long sums are added up outside of them, rounding to nearest.
-#pragma unroll
-            for (int half = 0; half < 2 && span < SPANS; ++half)
-#pragma unroll
-                for (int tile = 0; tile < TILES; ++tile) {
-                    float part[4] = {0.f, 0.f, 0.f, 0.f};
-                    multiply_tile(part, weights, tile, span * 2 + half, half ? here[c].z : here[c].x, half ? here[c].w : here[c].y);
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) sum[tile][i] = span + half == 0 ? part[i] : sum[tile][i] + part[i];
-                }
-#else
-#pragma unroll
-            for (int tile = 0; tile < TILES && span < SPANS; ++tile) {
-                if (span == 0) sum[tile][0] = sum[tile][1] = sum[tile][2] = sum[tile][3] = 0.f;
-                multiply_tile(sum[tile], weights, tile, span * FRAGMENTS, here[c].x, here[c].y);
-            }
-#if !SCALED
-#pragma unroll
-            for (int tile = 0; tile < TILES && span < SPANS; ++tile) multiply_tile(sum[tile], weights, tile, span * 2 + 1, here[c].z, here[c].w);
-#endif
-#endif
-#if EARLY_LOADS
-            if (later < ITEMS) {
-                here[c] = load_span(row_of(row_of_lane(later / POLLS)), later % POLLS * CHUNK + c);
-                __syncwarp();  // otherwise the compiler would move the load behind later products
-            }
-#endif
-        }
-#if !EARLY_LOADS
-        if (later < ITEMS) load_item(here, row_of(row_of_lane(later / POLLS)), later % POLLS);
-#endif
-        if (poll == POLLS - 1) {
-#if ONE_ROW
-#pragma unroll
-            for (int tile = 0; tile < TILES; ++tile)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    sum[tile][i] += __shfl_xor_sync(EVERY_LANE, sum[tile][i], 1);
-                    sum[tile][i] += __shfl_xor_sync(EVERY_LANE, sum[tile][i], 2);
-                    if (pair == 0) partial[tile * 16 + i * 8 + row] = sum[tile][i];
-                }
-#else
-            float* out = partial + (group * 8 + 2 * pair) * PARTIAL_STRIDE + row;
-#if SCALED
-            const u32 halves = max(most & 0xffffu, most >> 16);
-            scales.most[group] = halves ? halves : some << 1 ? 1u : 0u;
-            // The factor of the lane's own row, then those of the two rows whose sums it holds. A block that gave up waiting may have
+            for (int c = 0; c < CHUNK; ++c) narrow_operands(here[which][c], scales.own[group], most[which], some[which]);
+            if (poll < POLLS - 1) return;
+            const u32 halves = max(most[which] & 0xffffu, most[which] >> 16);
+            scales.most[group] = halves ? halves : some[which] << 1 ? 1u : 0u;
+            // The factor of the lane's own row, then those of the two rows whose sums it has. A block that gave up waiting may have
             // read numbers from a marked buffer, so its sums become NaN here.
             const float all = MARKED && patience.lost ? Number::not_a_number() : weights.unit;
             const float unit = all * Number::power_of_two(254 - Number::exponent_of(scales.own[group]));
-            const float even = __shfl_sync(EVERY_LANE, unit, 8 * pair), odd = __shfl_sync(EVERY_LANE, unit, 8 * pair + 4);
+            even[which] = __shfl_sync(EVERY_LANE, unit, 8 * pair), odd[which] = __shfl_sync(EVERY_LANE, unit, 8 * pair + 4);
 #else
-            const float even = 1.f, odd = 1.f;
+            even[which] = odd[which] = 1.f;
 #endif
+        });
+#pragma unroll
+        for (int c = 0; c < CHUNK; ++c) {
+            const int span = poll * CHUNK + c;
+#pragma unroll
+            for (int half = 0; half < FRAGMENTS; ++half)
+#pragma unroll
+                for (int tile = 0; tile < TILES; ++tile) {
+                    // If this were part of the loop's condition, NVRTC would leave some loops rolled, with all values in local memory.
+                    if (SPANS % CHUNK != 0 && span >= SPANS) continue;
+                    const Fragment fragment = fragment_of(weights, tile, span * FRAGMENTS + half);
+                    for_groups(item, [&](int which, int) {
+                        const uint4& from = here[which][c];
+                        add_product(sums[which][tile], fragment, half ? from.z : from.x, half ? from.w : from.y, span + half == 0);
+                    });
+                }
+            if (EARLY_LOADS && later < ITEMS) {
+                for_groups(later, [&](int which, int group) { here[which][c] = load_span(row_of(row_of_lane(group)), later % POLLS * CHUNK + c); });
+                __syncwarp();  // otherwise the compiler would move the loads behind later products
+            }
+        }
+        if (!EARLY_LOADS && later < ITEMS) load_item(here, row_of, later);
+        if (poll < POLLS - 1) continue;
+        for_groups(item, [&](int which, int group) {
 #pragma unroll
             for (int tile = 0; tile < TILES; ++tile) {
-                out[tile * 16] = sum[tile][0] * even;
-                out[tile * 16 + PARTIAL_STRIDE] = sum[tile][1] * odd;
-                out[tile * 16 + 8] = sum[tile][2] * even;
-                out[tile * 16 + 8 + PARTIAL_STRIDE] = sum[tile][3] * odd;
-            }
+                float(&sum)[4] = sums[which][tile];
+#if ONE_ROW
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    sum[i] += __shfl_xor_sync(EVERY_LANE, sum[i], 1);
+                    sum[i] += __shfl_xor_sync(EVERY_LANE, sum[i], 2);
+                    if (pair == 0) partial[tile * 16 + i * 8 + row] = sum[i];
+                }
+#else
+                float* const out = partial + (group * 8 + 2 * pair) * PARTIAL_STRIDE + row + tile * 16;
+                out[0] = sum[0] * even[which];
+                out[PARTIAL_STRIDE] = sum[1] * odd[which];
+                out[8] = sum[2] * even[which];
+                out[8 + PARTIAL_STRIDE] = sum[3] * odd[which];
 #endif
-        }
+            }
+        });
     }
 #if SCALED
     if (scales.change(row_of)) {

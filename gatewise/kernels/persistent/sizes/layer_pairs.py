@@ -32,13 +32,16 @@ def stacked_cut(problem: Problem, device: Device, *, backward: bool) -> Tiling |
     if both is None:
         return None
     sizes = problem.hidden_size, problem.batch, 1, device, backward
-    alone = tiling(*sizes, *_number(problem), one_step=problem.time == 1)
-    if alone is None:
+    # Pairs have tilings of narrow layers, beside which they were timed. Those that wide layers gain from take less, by
+    # the ratio of the clock cycles in a ranking of their own.
+    alone, best = (tiling(*sizes, *_number(problem), narrow=narrow) for narrow in (True, problem.time == 1))
+    if alone is None or best is None:
         return None
+    ratio = best.step_clocks(device) / alone.replace(wide=best.wide).step_clocks(device)
     weights = ranking.weights(device, f"persistent pairs {both.ranking.removeprefix('persistent ')}")
     step = weights["wide_step" if both.cells > 1 else "step"] * both.step_clocks(device)
     together = (problem.time + weights["lag"]) * step + _start(problem, both, weights)
-    in_turn = 2 * (problem.time * alone.step_clocks(device) + _start(problem, alone, weights))
+    in_turn = 2 * (problem.time * ratio * alone.step_clocks(device) + _start(problem, alone, weights))
     return both if together < in_turn else None
 
 

@@ -16,6 +16,7 @@ from gatewise.kernels.cuda import formats
 from gatewise.kernels.persistent.sizes.cell_size import CellSize
 
 _SPAN_BYTES = 64  # of a batch row that a warp multiplies at once
+_MOST_LOADS = 10  # of 16 bytes that a lane has in flight
 _STAGING_BYTES = 80 * 1024  # of a block's weights at a time, unless its sums take more: enough to keep memory busy
 
 OF_ALL_GROUPS = frozenset({"traffic", "memory"})
@@ -46,6 +47,9 @@ class Tiling:
             not the depth.
         buffers: Steps whose partial sums are in shared memory: 2, or 1 with a further barrier in each step where two
             do not fit.
+        eights: Groups of eight batch rows whose products a warp computes at the same time: a read of weights from
+            shared memory serves all of them, and the loads of all of them are in flight together.
+        wide: Whether it is one of a wide layer, whose tilings are more and are ranked by weights of their own.
     """
 
     hidden: int
@@ -65,6 +69,8 @@ class Tiling:
     cell_size: CellSize | None = None
     warpgroups: bool = False
     buffers: int = 2
+    eights: int = 1
+    wide: bool = False
 
     def replace(self, **changes: Any) -> Tiling:
         """Return a tiling with other values, in a third of the time of `dataclasses.replace`: choices make hundreds."""
@@ -124,7 +130,8 @@ class Tiling:
         cell = (17 if self.backward else 14 if single else 12) + (6 if self.value_bytes == 4 and not single else 0)
         cells = self._cell_registers if self.cell_size else cell * own
         parts = 40 if self.exact and not self.one_row else 12 + self.rows // 4 if scaled else 0
-        return self.weight_registers + 4 * tiles + cells + self.lent_registers + parts + (42 if self.split == 1 else 44)
+        sums = 4 * tiles * self.eights
+        return self.weight_registers + sums + cells + self.lent_registers + parts + (42 if self.split == 1 else 44)
 
     @property
     def lent_registers(self) -> int:
@@ -214,18 +221,18 @@ class Tiling:
 
     @property
     def ahead(self) -> int:
-        """Polls in flight: as many as there are registers for, together at most ten loads of 16 bytes a lane."""
+        """Polls in flight: as many as there are registers for."""
         return self.polls[1]
 
     @property
     def polls(self) -> tuple[int, int]:
-        """The spans that one poll loads, and the polls in flight."""
+        """The spans that one poll loads for each of its groups of rows, and the polls in flight."""
         if self.warpgroups:
             return 1, 1  # loads go to shared memory
-        free, spans = self.free_registers // 4, self.spans
-        sizes = (4, 3, 2) if free >= 8 else (3, 2) if free >= 6 else (2,) if free >= 4 else ()  # twice as many are free
+        spans, most = self.spans, min(self.free_registers // 4, _MOST_LOADS) // self.eights
+        sizes = [size for size in (4, 3, 2) if 2 * size <= most]
         chunk = next((size for size in sizes if spans % size == 0 or size < spans), 1)
-        return chunk, max(1, min(4, 10 // chunk, free // chunk))
+        return chunk, max(1, min(4, most // chunk))
 
     def macros(self, dtype: torch.dtype, ragged: bool, *, resets: bool = False) -> dict[str, int]:
         """The template parameters of the source, for tensors of a dtype of `value_bytes`."""
@@ -248,6 +255,8 @@ class Tiling:
             "SPLIT": self.split,
             "BUFFERS": self.buffers,
         }
+        if self.eights > 1:
+            names["EIGHTS"] = self.eights
         if self.cell_size is not None:
             names["RING_WORDS"] = self.ring_words
         if self.warpgroups:
@@ -260,14 +269,14 @@ class Tiling:
         By name: `steps`, 1; `warps`, `spans` and `blocks` of the tiling; `cells` of a thread; `loads` of 64 bytes of
         the other operand; `traffic`, the bytes of it that all blocks read from the second-level cache; `memory`, the
         bytes of gates, cells and outputs; `lent`, rows of fragments of weights read from shared memory; `products` of
-        tensor-core tiles with 8 rows; `items`, slices of the depth times 8 rows, and `slices` alone; `span_rows`, those
-        of one warp; `sums`, partial sums added up; `rounds`, polls after the first; `uneven`, 1 where the last block
-        has fewer units; `sends`, 1 where a cluster shares the depth, and `sent`, the sums that a block receives;
-        `barriers`, 1 where a step has a further one.
+        tensor-core tiles with 8 rows; `passes` over the weights; `items`, slices of the depth times 8 rows, and
+        `slices` alone; `span_rows`, those of one warp; `sums`, partial sums added up; `rounds`, polls after the first;
+        `uneven`, 1 where the last block has fewer units; `sends`, 1 where a cluster shares the depth, and `sent`, the
+        sums that a block receives; `barriers`, 1 where a step has a further one.
         """
         operand, tiles, spans, blocks = self.rows * self.depth * self.value_bytes, self.tiles, self.spans, self.blocks
         at_once = self.together * self.directions
-        slices, eights = self.warps * spans, self.rows / 8
+        slices, rows = self.warps * spans, self.rows / 8
         in_parts = 4 if self.exact and not self.one_row else 1
         return {
             "steps": 1,
@@ -278,12 +287,13 @@ class Tiling:
             "loads": operand / _SPAN_BYTES,
             "traffic": operand * blocks * at_once,
             "memory": 11 * self.value_bytes * at_once * self.rows * self.hidden,
-            "lent": (tiles - self.resident) * slices * self.rows,
-            "products": in_parts * tiles * slices * eights,
-            "items": slices * eights,
+            "lent": (tiles - self.resident) * slices * 8 * self._passes,
+            "products": in_parts * tiles * slices * rows,
+            "items": slices * rows,
             "slices": slices,
-            "span_rows": spans * eights,
-            "sums": tiles * self.warps * eights,
+            "passes": self._passes,
+            "span_rows": spans * rows,
+            "sums": tiles * self.warps * rows,
             "rounds": self._poll_rounds - 1,
             "uneven": self.hidden % (self.units * self.split) > 0,
             "sends": self.split > 1,
@@ -313,14 +323,20 @@ class Tiling:
     @property
     def ranking(self) -> str:
         """The name of the weights that rank such tilings."""
+        layer = "wide " if self.wide and not self.warpgroups else ""
         number = "16-bit" if self.value_bytes == 2 else "exact" if self.exact else "TF32"
         products = " by warpgroups" if self.warpgroups else ""
-        return f"persistent {'backward' if self.backward else 'forward'} {number}{products}"
+        return f"persistent {layer}{'backward' if self.backward else 'forward'} {number}{products}"
+
+    @property
+    def _passes(self) -> int:
+        # Over the weights, in a step.
+        return _rounded_up(self.rows, 8 * self.eights)
 
     @property
     def _poll_rounds(self) -> int:
         chunk, ahead = self.polls
-        return math.ceil(self.spans * self.rows / 8 / (chunk * ahead))
+        return _rounded_up(self.spans * self._passes, chunk * ahead)
 
 
 def _rounded_up(total: int, each: int) -> int:

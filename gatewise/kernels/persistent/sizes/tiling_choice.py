@@ -19,6 +19,7 @@ _ROWS = (8, 16, 24, 32, 40, 48, 56, 64)
 _WARPS = (4, 8, 16)
 _ROWS_OF_WIDE_LAYERS = (40, 56)
 _MOST_ROWS_OF_TF32 = 32
+_MOST_GROUPS, _WARPS_OF_SEVERAL_GROUPS = 5, 8  # of eight batch rows that a warp multiplies at the same time
 _ROWS_OF_WARPGROUPS = (24, 32, 48, 64)  # with a product in warpgroup.cuh
 _ROWS_OF_STACKED = 3  # of blocks: two layers, and the products between them
 
@@ -34,30 +35,27 @@ def tiling(
     exact: bool = False,
     cell_size: CellSize | None = None,
     masked: bool = False,
-    one_step: bool = False,
+    narrow: bool = False,
 ) -> Tiling | None:
     """Return the tiling with the least predicted time, or None when the weights do not fit on the chip.
 
     Both directions go into one launch where there is room for them; otherwise `Tiling.directions` is 1 and they follow
     each other. With `masked`, the tiling is for a cell with masks, which take registers that products by warpgroups
-    need for many cells. With `one_step`, it is for a single step, whose time is that of reading the weights: tilings
-    for wide layers, which may read them for more groups of batch rows, are chosen only where no other fits.
+    need for many cells. With `narrow`, tilings that only wide layers gain from are chosen only where no other
+    fits: a single step, whose time is that of reading the weights, would read them for more groups of batch rows.
     """
-    found = [
-        candidate
-        for together in sorted({1, directions})
-        for candidate in _candidates(hidden_size, batch, together, device, backward, value_bytes, exact, cell_size)
-        if not (masked and candidate.block.cut.warpgroups)
-    ]
-    best = min(
-        found,
-        key=lambda candidate: (
-            one_step and _is_for_wide_layers(candidate.block.cut),
-            candidate.clocks * directions / candidate.directions,
-        ),
-        default=None,
-    )
-    return None if best is None else best.tiling()
+    sizes = device, backward, value_bytes, exact, cell_size
+    for as_narrow in (True, False) if narrow else (False,):
+        found = [
+            candidate
+            for together in sorted({1, directions})
+            for candidate in _candidates(hidden_size, batch, together, *sizes, narrow=as_narrow)
+            if not (masked and candidate.block.cut.warpgroups)
+        ]
+        if found:
+            best = min(found, key=lambda candidate: candidate.clocks * directions / candidate.directions)
+            return best.tiling()
+    return None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -66,7 +64,7 @@ def stacked_tiling(
 ) -> Tiling | None:
     """Return the tiling of two stacked layers in one launch with the least predicted time; None if there is no room."""
     sizes = hidden_size, batch, _ROWS_OF_STACKED, device, backward, value_bytes, exact
-    found = [candidate for candidate in _candidates(*sizes) if _can_be_stacked(candidate.block.cut)]
+    found = [candidate for candidate in _candidates(*sizes, narrow=True) if _can_be_stacked(candidate.block.cut)]
     best = min(found, key=lambda candidate: candidate.clocks, default=None)
     return None if best is None else best.tiling().replace(stacked=True)
 
@@ -84,10 +82,12 @@ def candidates(
     value_bytes: int = 2,
     exact: bool = False,
     cell_size: CellSize | None = None,
+    *,
+    narrow: bool = False,
 ) -> list[Tiling]:
-    """Return every tiling that fits on the device with so many directions at once."""
+    """Return every tiling that fits on the device with so many directions at once; `narrow` as for `tiling`."""
     sizes = hidden_size, batch, directions, device, backward, value_bytes, exact, cell_size
-    return [candidate.tiling() for candidate in _candidates(*sizes)]
+    return [candidate.tiling() for candidate in _candidates(*sizes, narrow=narrow)]
 
 
 class _Block(NamedTuple):
@@ -148,10 +148,14 @@ def _candidates(
     value_bytes: int,
     exact: bool,
     cell_size: CellSize | None = None,
+    *,
+    narrow: bool = False,
 ) -> Iterator[_Candidate]:
     """Yield every tiling that fits on the device with so many directions at once."""
-    one_row = exact and batch == 1
-    for block in _of_one_group(hidden_of(hidden_size), device, backward, value_bytes, exact, one_row, cell_size):
+    hidden, one_row = hidden_of(hidden_size), exact and batch == 1
+    least = measured_weights(device, "persistent wide layers")["least_units"]
+    wide = cell_size is None and not exact and not narrow and hidden >= least
+    for block in _of_one_group(hidden, device, backward, value_bytes, exact, one_row, cell_size, wide):
         rows = block.cut.rows
         groups = -(-batch // rows)
         together = min(groups, block.most // directions)
@@ -168,34 +172,50 @@ def _of_one_group(
     exact: bool,
     one_row: bool,
     cell_size: CellSize | None,
+    wide: bool,
 ) -> tuple[_Block, ...]:
     """Return every tiling of which a block fits on the device: the same for each of the many batches asked for."""
     splits = (1,) if device.capability < (9, 0) else (1, 2, 4) if backward else (1, 2)
-    # In wide layers, blocks of more rows are faster although a step takes them longer, because they have fewer turns.
-    least = measured_weights(device, "persistent wide layers")["least_units"]
-    wide = cell_size is None and not exact and hidden >= least
+    numbers = {"value_bytes": value_bytes, "exact": exact, "one_row": one_row, "cell_size": cell_size, "wide": wide}
     found = []
     for units, rows, warps, split in itertools.product(_UNITS, _ROWS, _WARPS, splits):
-        numbers = {"value_bytes": value_bytes, "exact": exact, "one_row": one_row, "cell_size": cell_size}
         cut = Tiling(hidden, units, rows, warps, 1, split, backward, **numbers)
-        possible = _whole_tiles(cut) and _can_share_depth(cut) and _has_few_sums(cut)
-        if possible and (wide or not _is_for_wide_layers(cut)):
-            found += [held for placed in _with_weights_placed(cut) for held in _with_sums_held(placed, device, wide)]
+        if _whole_tiles(cut) and _can_share_depth(cut) and (wide or cut.rows not in _ROWS_OF_WIDE_LAYERS):
+            found += [
+                held
+                for multiplied in _with_groups_multiplied(cut)
+                for placed in _with_weights_placed(multiplied)
+                for held in _with_sums_held(placed, device)
+            ]
         if _has_warpgroups(cut, device):
             by_warpgroups = cut.replace(resident=cut.tiles, warpgroups=True)
             found += [by_warpgroups] if fits(by_warpgroups, device) else []
     return tuple([_Block.of(cut, device) for cut in found])
 
 
+def _with_groups_multiplied(cut: Tiling) -> list[Tiling]:
+    """Return a tiling with one group of eight batch rows multiplied at a time, and in wide layers with several."""
+    if not cut.wide or cut.warps != _WARPS_OF_SEVERAL_GROUPS:
+        return [cut]
+    groups = cut.rows // 8
+    # Of the numbers of groups with the same number of passes over the weights, the smallest.
+    eights = {-(-groups // passes) for passes in range(1, groups + 1)}
+    return [cut.replace(eights=number) for number in sorted(eights) if number <= _MOST_GROUPS]
+
+
 def _with_weights_placed(cut: Tiling) -> list[Tiling]:
     """Return a tiling of one resident tile with as many of them as leave registers for loads."""
     # All of them in registers if three loads in flight have room beside them; otherwise as many as leave room for four.
-    # Scaled ones take half the registers, and twice the loads: or as many as leave room for six.
+    # Scaled ones take half the registers, and twice the loads: or as many as leave room for six. Where several groups
+    # of rows are multiplied at the same time, as many as leave room for one to three loads of each.
     free, each = cut.free_registers, cut.weight_registers
     free_of_whole = free + cut.lent_registers - (cut.tiles - 1) * each
-    if max(free, free_of_whole) < 4:  # no room for a load
+    if max(free, free_of_whole) < 4 * cut.eights:  # no room for a load
         return []
-    rooms = (3, 6) if cut.scaled else (3,) if free_of_whole >= 12 else (4,)
+    if cut.eights > 1:
+        rooms = [loads * cut.eights for loads in (1, 2, 3)]
+    else:
+        rooms = [3, 6] if cut.scaled else [3] if free_of_whole >= 12 else [4]
     placed = []
     for loads in rooms:
         # Of all but the last tile, each takes as many registers as the first.
@@ -205,10 +225,10 @@ def _with_weights_placed(cut: Tiling) -> list[Tiling]:
     return [cut.replace(resident=tiles) for tiles in dict.fromkeys(placed)]
 
 
-def _with_sums_held(cut: Tiling, device: Device, wide: bool) -> list[Tiling]:
+def _with_sums_held(cut: Tiling, device: Device) -> list[Tiling]:
     """Return a tiling that fits, with the partial sums of two steps in shared memory; or of one, in wide layers."""
     # In TF32 with more rows, the assembler spills weights.
-    one = wide and not (cut.scaled and cut.rows > _MOST_ROWS_OF_TF32)
+    one = cut.wide and not (cut.scaled and cut.rows > _MOST_ROWS_OF_TF32)
     if fits(cut, device):
         return [cut]
     held = cut.replace(buffers=1)
@@ -219,21 +239,12 @@ def _can_share_depth(cut: Tiling) -> bool:
     """Whether the blocks of a cluster can share the depth of a product, if they do."""
     if cut.backward or cut.split == 1:
         return True
+    if not cut.wide:
+        return False
     # In 16 bits, sending the sums of four gates takes as long as the loads that it saves. A block's loads of 16 bytes
     # begin with its part of the depth.
     aligned = cut.hidden * cut.value_bytes % (16 * cut.split) == 0
-    return aligned and cut.scaled and cut.rows <= _MOST_ROWS_OF_TF32 and cut.tiles * cut.spans < 64
-
-
-def _has_few_sums(cut: Tiling) -> bool:
-    """Whether the sums of a warp stay in registers."""
-    # NVRTC leaves the loop over this many products rolled, and then has the sums in local memory: four times as slow.
-    return not (cut.scaled and cut.tiles >= 8 and cut.spans >= 8)
-
-
-def _is_for_wide_layers(cut: Tiling) -> bool:
-    """Whether a tiling is one of those that only layers with many units gain from."""
-    return cut.rows in _ROWS_OF_WIDE_LAYERS or cut.buffers == 1 or (not cut.backward and cut.split > 1)
+    return aligned and cut.scaled and cut.rows <= _MOST_ROWS_OF_TF32
 
 
 def _has_warpgroups(cut: Tiling, device: Device) -> bool:
@@ -252,7 +263,7 @@ def _whole_tiles(cut: Tiling) -> bool:
 
 def fits(cut: Tiling, device: Device) -> bool:
     """Whether a block fits in one multiprocessor, with whole tensor-core tiles."""
-    if not (_whole_tiles(cut) and cut.free_registers >= 4 and cut.shared_bytes <= shared_memory(device)):
+    if not (_whole_tiles(cut) and cut.free_registers >= 4 * cut.eights and cut.shared_bytes <= shared_memory(device)):
         return False
     # The pairs of four units each take the place of the partial sums of a step.
     if cut.cell_size and cut.cell_size.widest * cut.units // 2 > cut.warps * (cut.tiles * 16 + 4):
@@ -262,7 +273,7 @@ def fits(cut: Tiling, device: Device) -> bool:
         return cut.shared_bytes + 1024 <= shared_memory(device)
     # With fewer loads in flight a warp waits for memory once for each of them.
     chunk, ahead = cut.polls
-    return ahead * chunk >= min(3, cut.spans * cut.rows // 8)
+    return ahead * chunk * cut.eights >= min(3, cut.spans * cut.rows // 8)
 
 
 def multiprocessors(device: Device, split: int) -> int:

@@ -1,0 +1,71 @@
+"""Wide layers on a device whose blocks multiply several groups of eight batch rows at a time."""
+
+import pytest
+import torch
+
+from gatewise import testing
+from gatewise.cells import GRU
+from gatewise.contract.device import Device
+from gatewise.contract.problem import Layout, Problem
+from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.sizes import tiling_choice
+from gatewise.kernels.persistent.sizes.exactness import exact_products
+from gatewise.testing.trials import Setting, trial
+
+RAGGED = {"layout": Layout.DEVICE_LENGTHS}
+TF32 = {"dtype": torch.float32, "allow_tf32": True}
+# By the groups of eight batch rows that the forward and the backward pass multiply at a time.
+PROBLEMS = {
+    (3, 3): Problem(12, 20, 64, 1500, dtype=torch.bfloat16, needs_grad=True),
+    (2, 2): Problem(9, 80, 64, 1150, dtype=torch.float16, needs_grad=True, **RAGGED),
+    (3, 4): Problem(7, 193, 40, 552, dtype=torch.bfloat16, needs_grad=True, resets=True),
+    (2, 1): Problem(9, 64, 64, 1024, dtype=torch.bfloat16, needs_grad=True, cell=GRU(), bidirectional=True),
+    (4, 4): Problem(8, 128, 33, 760, dtype=torch.float16, needs_grad=True, num_layers=2, dropout=0.25),
+    (5, 2): Problem(9, 80, 64, 1500, dtype=torch.bfloat16, needs_grad=True, **RAGGED),
+    (4, 1): Problem(9, 61, 64, 1020, needs_grad=True, **TF32),
+    (3, 1): Problem(9, 200, 64, 768, needs_grad=True, **TF32, **RAGGED),
+}
+
+
+def groups(problem, device):
+    sizes = problem.hidden_size, problem.batch, problem.num_directions, device
+    number = problem.element_bytes, exact_products(problem)
+    forward, backward = (tiling_choice.tiling(*sizes, back, *number) for back in (False, True))
+    return forward.eights, backward.eights
+
+
+@pytest.mark.parametrize("wanted", PROBLEMS, ids=str)
+def test_they_are_chosen(wanted):
+    assert groups(PROBLEMS[wanted], Device.named("h200")) == wanted
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("wanted", PROBLEMS, ids=str)
+def test_values_and_gradients(wanted):
+    testing.check_kernel(persistent, PROBLEMS[wanted], "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("hidden_size", "batch", "dtype", "tf32"),
+    [(1500, 19, "bfloat16", False), (904, 77, "float16", False), (1150, 80, "float32", True)],
+)
+def test_many_steps_and_calls_between_walls_of_nan(hidden_size, batch, dtype, tf32):
+    """Calls that replay, values that arrive late in any of the groups, and nothing read beyond a tensor."""
+    trial(
+        Setting(
+            time=300,
+            batch=batch,
+            input_size=7,
+            hidden_size=hidden_size,
+            dtype=dtype,
+            allow_tf32=tf32,
+            device="cuda",
+            kernel="persistent",
+            states="given",
+            weights="walls",
+            above="y h c",
+            calls=4,
+            seed=hidden_size,
+        )
+    )
