@@ -99,7 +99,7 @@ def report(lines: Sequence[Mapping[str, Any]], ghz: float = 1.98) -> Iterator[st
 def as_ranked_now(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line of a record with the ranking and the quantities that its tiling has now."""
     found = Tiling(**line["tiling"])
-    least = present_weights(Device.named("h200"), "persistent wide layers")["least_units"]
+    least = present_weights(Device.named("h200"), "persistent wide layers")["least_units_of_several_groups"]
     cut = found.replace(wide=not found.exact and found.hidden >= least)
     return {**line, "ranking": cut.ranking, "quantities": cut.quantities()}
 

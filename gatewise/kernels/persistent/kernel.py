@@ -323,7 +323,8 @@ def _passes(problem: Problem, device: Device) -> list[_Pass]:
     for name, backward in zip(names, (False, True), strict=False):
         where = device_of_pass(problem, device, backward=backward)
         size, masked = cell_size_of(problem.cell, backward=backward), bool(macros_of(problem.cell))
-        options = {"masked": masked, "narrow": problem.time == 1}
+        ragged = problem.layout is not Layout.DENSE
+        options = {"masked": masked, "one_group": ragged, "one_step": problem.time == 1}
         cuts.append((name, tiling(*sizes, where, backward, *number, size, **options)))
     return [
         _Pass(name, cut, layer_pairs.stacked_cut(problem, device, backward=name == "backward"))

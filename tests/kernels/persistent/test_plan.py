@@ -60,7 +60,7 @@ def test_the_choice_has_the_fewest_clock_cycles_of_all_that_fit(backward, value_
         found = [cut for beside in (1, 2) for cut in candidates(hidden, batch, beside, device, backward, *number)]
         least = min(found, key=lambda cut: cut.step_clocks(device) * 2 / cut.directions)
         assert tiling(hidden, batch, 2, device, backward, *number) == least
-        found = candidates(hidden, batch, 3, device, backward, *number, narrow=True)
+        found = candidates(hidden, batch, 3, device, backward, *number, several=False)
         found = [cut for cut in found if not cut.warpgroups and (backward or cut.split == 1)]
         least = min(found, key=lambda cut: cut.step_clocks(device), default=None)
         chosen = stacked_tiling(hidden, batch, device, backward, *number)

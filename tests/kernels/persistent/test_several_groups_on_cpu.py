@@ -8,7 +8,7 @@ import torch
 from gatewise import testing
 from gatewise.cells import GRU
 from gatewise.contract.device import Device
-from gatewise.contract.problem import Layout, Problem
+from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes import exactness, tiling_choice
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
@@ -16,7 +16,6 @@ from tests.kernels.persistent.test_shared_depth_on_cpu import of_any_size
 from tests.kernels.persistent.test_sources_on_cpu import check
 
 DEVICE = Device.named("h200").replace(multiprocessors=24)
-RAGGED = {"layout": Layout.DEVICE_LENGTHS}
 PROBLEM = Problem(3, 22, 5, 48, dtype=torch.bfloat16, needs_grad=True)
 TF32 = {"dtype": torch.float32, "allow_tf32": True}
 TOLERANCES = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float32: 2e-3}
@@ -44,10 +43,10 @@ def cut(monkeypatch, cut_where):
 @pytest.mark.parametrize(
     ("eights", "options"),
     [
-        (2, {"resets": True, **RAGGED}),
+        (2, {"resets": True}),
         (3, {"dtype": torch.float16, "bidirectional": True}),
         (2, {**TF32, "batch": 41}),
-        (3, {**TF32, "cell": GRU(), **RAGGED}),
+        (3, {**TF32, "cell": GRU()}),
         pytest.param(3, {"hidden_size": 41, "num_layers": 2}, marks=pytest.mark.exhaustive),
         pytest.param(2, {**TF32, "hidden_size": 61, "resets": True}, marks=pytest.mark.exhaustive),
     ],

@@ -8,22 +8,22 @@ from gatewise.cells import GRU
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.launches.builds import launches_of
 from gatewise.kernels.persistent.sizes import tiling_choice
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.testing.trials import Setting, trial
 
-RAGGED = {"layout": Layout.DEVICE_LENGTHS}
 TF32 = {"dtype": torch.float32, "allow_tf32": True}
 # By the groups of eight batch rows that the forward and the backward pass multiply at a time.
 PROBLEMS = {
     (3, 3): Problem(12, 20, 64, 1500, dtype=torch.bfloat16, needs_grad=True),
-    (2, 2): Problem(9, 80, 64, 1150, dtype=torch.float16, needs_grad=True, **RAGGED),
+    (2, 2): Problem(9, 80, 64, 1150, dtype=torch.float16, needs_grad=True),
     (3, 4): Problem(7, 193, 40, 552, dtype=torch.bfloat16, needs_grad=True, resets=True),
     (2, 1): Problem(9, 64, 64, 1024, dtype=torch.bfloat16, needs_grad=True, cell=GRU(), bidirectional=True),
     (4, 4): Problem(8, 128, 33, 760, dtype=torch.float16, needs_grad=True, num_layers=2, dropout=0.25),
-    (5, 2): Problem(9, 80, 64, 1500, dtype=torch.bfloat16, needs_grad=True, **RAGGED),
+    (5, 2): Problem(9, 80, 64, 1500, dtype=torch.bfloat16, needs_grad=True),
     (4, 1): Problem(9, 61, 64, 1020, needs_grad=True, **TF32),
-    (3, 1): Problem(9, 200, 64, 768, needs_grad=True, **TF32, **RAGGED),
+    (3, 1): Problem(9, 200, 64, 768, needs_grad=True, **TF32),
 }
 
 
@@ -37,6 +37,12 @@ def groups(problem, device):
 @pytest.mark.parametrize("wanted", PROBLEMS, ids=str)
 def test_they_are_chosen(wanted):
     assert groups(PROBLEMS[wanted], Device.named("h200")) == wanted
+
+
+def test_rows_that_end_at_different_steps_are_multiplied_one_group_at_a_time():
+    ragged = PROBLEMS[3, 3].replace(layout=Layout.DEVICE_LENGTHS)
+    launches = launches_of(ragged, Device.named("h200").replace(compiles=True))
+    assert [launch.tiling.eights for launch in launches] == [1, 1]
 
 
 @pytest.mark.gpu

@@ -24,7 +24,8 @@ TOLERANCES = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float32: 2e-3}
 
 
 def of_any_size(device, name):
-    return {"least_units": 1} if name == "persistent wide layers" else weights(device, name)
+    of_wide = {"least_units": 1, "least_units_of_several_groups": 1}
+    return of_wide if name == "persistent wide layers" else weights(device, name)
 
 
 @pytest.fixture

@@ -99,7 +99,8 @@ def launch_of(
     else:
         size = cell_size_of(cell, backward=name == "backward")
         masked = bool(macros_of(cell))
-        chosen = tiling(hidden_size, batch, directions, *asked, size, masked=masked, narrow=one_step)
+        steps = {"one_group": ragged, "one_step": one_step}
+        chosen = tiling(hidden_size, batch, directions, *asked, size, masked=masked, **steps)
     if chosen is None:
         raise ValueError(f"the weights of hidden_size {hidden_size} do not fit on the chip")
     macros = {"SIZE": hidden_size, **chosen.macros(dtype, ragged, resets=resets), **macros_of(cell)}

@@ -32,9 +32,10 @@ def stacked_cut(problem: Problem, device: Device, *, backward: bool) -> Tiling |
     if both is None:
         return None
     sizes = problem.hidden_size, problem.batch, 1, device, backward
-    # Pairs have tilings of narrow layers, beside which they were timed. Those that wide layers gain from take less, by
-    # the ratio of the clock cycles in a ranking of their own.
-    alone, best = (tiling(*sizes, *_number(problem), narrow=narrow) for narrow in (True, problem.time == 1))
+    # Blocks of pairs multiply one group of batch rows at a time, and were timed beside layers that do so, too. Several
+    # groups take less, by the ratio of the clock cycles in a ranking of their own.
+    options = {"one_step": problem.time == 1}
+    alone, best = (tiling(*sizes, *_number(problem), one_group=one, **options) for one in (True, False))
     if alone is None or best is None:
         return None
     ratio = best.step_clocks(device) / alone.replace(wide=best.wide).step_clocks(device)

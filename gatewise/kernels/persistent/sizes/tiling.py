@@ -48,8 +48,9 @@ class Tiling:
         buffers: Steps whose partial sums are in shared memory: 2, or 1 with a further barrier in each step where two
             do not fit.
         eights: Groups of eight batch rows whose products a warp computes at the same time: a read of weights from
-            shared memory serves all of them, and the loads of all of them are in flight together.
-        wide: Whether it is one of a wide layer, whose tilings are more and are ranked by weights of their own.
+            shared memory serves all of them, and the loads of all are in flight together.
+        wide: Whether it is one of those of wide layers that may have several such groups. These have a ranking of
+            their own.
     """
 
     hidden: int

@@ -35,27 +35,34 @@ def tiling(
     exact: bool = False,
     cell_size: CellSize | None = None,
     masked: bool = False,
-    narrow: bool = False,
+    one_group: bool = False,
+    one_step: bool = False,
 ) -> Tiling | None:
     """Return the tiling with the least predicted time, or None when the weights do not fit on the chip.
 
     Both directions go into one launch where there is room for them; otherwise `Tiling.directions` is 1 and they follow
     each other. With `masked`, the tiling is for a cell with masks, which take registers that products by warpgroups
-    need for many cells. With `narrow`, tilings that only wide layers gain from are chosen only where no other
-    fits: a single step, whose time is that of reading the weights, would read them for more groups of batch rows.
+    need for many cells. With `one_group`, blocks multiply one group of eight batch rows at a time, as is faster
+    where rows end at different steps. With `one_step`, it is for a single step, whose time is that of reading the
+    weights: they do so, too, and tilings for wide layers, which may read them for more groups of batch rows, are chosen
+    only where no other fits.
     """
     sizes = device, backward, value_bytes, exact, cell_size
-    for as_narrow in (True, False) if narrow else (False,):
-        found = [
-            candidate
-            for together in sorted({1, directions})
-            for candidate in _candidates(hidden_size, batch, together, *sizes, narrow=as_narrow)
-            if not (masked and candidate.block.cut.warpgroups)
-        ]
-        if found:
-            best = min(found, key=lambda candidate: candidate.clocks * directions / candidate.directions)
-            return best.tiling()
-    return None
+    found = [
+        candidate
+        for together in sorted({1, directions})
+        for candidate in _candidates(hidden_size, batch, together, *sizes, several=not (one_group or one_step))
+        if not (masked and candidate.block.cut.warpgroups)
+    ]
+    best = min(
+        found,
+        key=lambda candidate: (
+            one_step and _is_for_wide_layers(candidate.block.cut),
+            candidate.clocks * directions / candidate.directions,
+        ),
+        default=None,
+    )
+    return None if best is None else best.tiling()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -64,7 +71,7 @@ def stacked_tiling(
 ) -> Tiling | None:
     """Return the tiling of two stacked layers in one launch with the least predicted time; None if there is no room."""
     sizes = hidden_size, batch, _ROWS_OF_STACKED, device, backward, value_bytes, exact
-    found = [candidate for candidate in _candidates(*sizes, narrow=True) if _can_be_stacked(candidate.block.cut)]
+    found = [candidate for candidate in _candidates(*sizes, several=False) if _can_be_stacked(candidate.block.cut)]
     best = min(found, key=lambda candidate: candidate.clocks, default=None)
     return None if best is None else best.tiling().replace(stacked=True)
 
@@ -83,11 +90,14 @@ def candidates(
     exact: bool = False,
     cell_size: CellSize | None = None,
     *,
-    narrow: bool = False,
+    several: bool = True,
 ) -> list[Tiling]:
-    """Return every tiling that fits on the device with so many directions at once; `narrow` as for `tiling`."""
+    """Return every tiling that fits on the device with so many directions at once.
+
+    With `several`, those of wide layers may multiply several groups of batch rows at a time.
+    """
     sizes = hidden_size, batch, directions, device, backward, value_bytes, exact, cell_size
-    return [candidate.tiling() for candidate in _candidates(*sizes, narrow=narrow)]
+    return [candidate.tiling() for candidate in _candidates(*sizes, several=several)]
 
 
 class _Block(NamedTuple):
@@ -149,13 +159,13 @@ def _candidates(
     exact: bool,
     cell_size: CellSize | None = None,
     *,
-    narrow: bool = False,
+    several: bool = True,
 ) -> Iterator[_Candidate]:
     """Yield every tiling that fits on the device with so many directions at once."""
     hidden, one_row = hidden_of(hidden_size), exact and batch == 1
-    least = measured_weights(device, "persistent wide layers")["least_units"]
-    wide = cell_size is None and not exact and not narrow and hidden >= least
-    for block in _of_one_group(hidden, device, backward, value_bytes, exact, one_row, cell_size, wide):
+    least = measured_weights(device, "persistent wide layers")["least_units_of_several_groups"]
+    several = several and cell_size is None and not exact and hidden >= least
+    for block in _of_one_group(hidden, device, backward, value_bytes, exact, one_row, cell_size, several):
         rows = block.cut.rows
         groups = -(-batch // rows)
         together = min(groups, block.most // directions)
@@ -172,20 +182,23 @@ def _of_one_group(
     exact: bool,
     one_row: bool,
     cell_size: CellSize | None,
-    wide: bool,
+    several: bool,
 ) -> tuple[_Block, ...]:
     """Return every tiling of which a block fits on the device: the same for each of the many batches asked for."""
     splits = (1,) if device.capability < (9, 0) else (1, 2, 4) if backward else (1, 2)
-    numbers = {"value_bytes": value_bytes, "exact": exact, "one_row": one_row, "cell_size": cell_size, "wide": wide}
+    # In wide layers, blocks of more rows are faster although a step takes them longer, because they have fewer turns.
+    least = measured_weights(device, "persistent wide layers")["least_units"]
+    wide = several or (cell_size is None and not exact and hidden >= least)
+    numbers = {"value_bytes": value_bytes, "exact": exact, "one_row": one_row, "cell_size": cell_size, "wide": several}
     found = []
     for units, rows, warps, split in itertools.product(_UNITS, _ROWS, _WARPS, splits):
         cut = Tiling(hidden, units, rows, warps, 1, split, backward, **numbers)
-        if _whole_tiles(cut) and _can_share_depth(cut) and (wide or cut.rows not in _ROWS_OF_WIDE_LAYERS):
+        if _whole_tiles(cut) and _can_share_depth(cut) and (wide or not _is_for_wide_layers(cut)):
             found += [
                 held
                 for multiplied in _with_groups_multiplied(cut)
                 for placed in _with_weights_placed(multiplied)
-                for held in _with_sums_held(placed, device)
+                for held in _with_sums_held(placed, device, wide)
             ]
         if _has_warpgroups(cut, device):
             by_warpgroups = cut.replace(resident=cut.tiles, warpgroups=True)
@@ -194,7 +207,7 @@ def _of_one_group(
 
 
 def _with_groups_multiplied(cut: Tiling) -> list[Tiling]:
-    """Return a tiling with one group of eight batch rows multiplied at a time, and in wide layers with several."""
+    """Return a tiling with one group of eight batch rows multiplied at a time, and where it may be, with several."""
     if not cut.wide or cut.warps != _WARPS_OF_SEVERAL_GROUPS:
         return [cut]
     groups = cut.rows // 8
@@ -225,10 +238,10 @@ def _with_weights_placed(cut: Tiling) -> list[Tiling]:
     return [cut.replace(resident=tiles) for tiles in dict.fromkeys(placed)]
 
 
-def _with_sums_held(cut: Tiling, device: Device) -> list[Tiling]:
+def _with_sums_held(cut: Tiling, device: Device, wide: bool) -> list[Tiling]:
     """Return a tiling that fits, with the partial sums of two steps in shared memory; or of one, in wide layers."""
     # In TF32 with more rows, the assembler spills weights.
-    one = cut.wide and not (cut.scaled and cut.rows > _MOST_ROWS_OF_TF32)
+    one = wide and not (cut.scaled and cut.rows > _MOST_ROWS_OF_TF32)
     if fits(cut, device):
         return [cut]
     held = cut.replace(buffers=1)
@@ -239,12 +252,15 @@ def _can_share_depth(cut: Tiling) -> bool:
     """Whether the blocks of a cluster can share the depth of a product, if they do."""
     if cut.backward or cut.split == 1:
         return True
-    if not cut.wide:
-        return False
     # In 16 bits, sending the sums of four gates takes as long as the loads that it saves. A block's loads of 16 bytes
     # begin with its part of the depth.
     aligned = cut.hidden * cut.value_bytes % (16 * cut.split) == 0
     return aligned and cut.scaled and cut.rows <= _MOST_ROWS_OF_TF32
+
+
+def _is_for_wide_layers(cut: Tiling) -> bool:
+    """Whether a tiling is one of those that only layers with many units gain from."""
+    return cut.rows in _ROWS_OF_WIDE_LAYERS or cut.buffers == 1 or (not cut.backward and cut.split > 1)
 
 
 def _has_warpgroups(cut: Tiling, device: Device) -> bool:
