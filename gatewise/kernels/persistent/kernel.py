@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gatewise.cells import Regularised, step_cell
+from gatewise.contract import ranking
 from gatewise.contract.criterion import Criterion
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Operator, TensorSpec, Traces, Work
@@ -299,6 +300,9 @@ def _loop(problem: Problem, cut: Tiling, device: Device) -> Work:
     in_turn = 1 if cut.stacked else problem.num_directions / cut.directions
     steps = (problem.time + cut.stacked) * in_turn * cut.rounds
     operand = cut.rows * cut.depth * cut.value_bytes * cut.blocks * cut.together * cut.directions
+    if cut.eights > 1:
+        # The loads of several groups of rows are in flight together, so that a block waits for fewer of them.
+        operand *= ranking.weights(device, "persistent several groups")["loads"]
     statistics = 0 if cut.cell_size is None else cut.cell_size.places
     return Work(
         resident_flops=steps * 2.0 * 16 * cut.tiles * cut.depth * cut.rows * device.multiprocessors,
