@@ -29,6 +29,8 @@ WARPGROUPS = (
     "c418a58",
     "4637253",
     "dbf9f4d",
+    "0bdb130",
+    "0c2cd24",
 )
 # The commits of calls whose gradients by float16 products were measured.
 HALVES = "c06559b", "470f1e8", "7164508", "f8988ef", *WARPGROUPS[1:]
