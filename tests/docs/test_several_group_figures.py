@@ -8,7 +8,9 @@ import statistics
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LINES = [json.loads(line) for line in (ROOT / "benchmarks/results/several_groups.jsonl").read_text("utf-8").splitlines()]
+LINES = [
+    json.loads(line) for line in (ROOT / "benchmarks/results/several_groups.jsonl").read_text("utf-8").splitlines()
+]
 CALLS = [line for line in LINES if line["set"] == "calls"]
 PAGE = " ".join((ROOT / "docs/kernel-internals.md").read_text("utf-8").split())
 

@@ -59,7 +59,8 @@ def test_how_long_loops_by_warpgroups_take():
         before = min(
             each["us_a_step"]
             for each in LINES
-            if (each["case"], each["ranking"]) == (case, "persistent forward 16-bit") and "eights" not in each["tiling"]
+            if (each["case"], each["ranking"]) == (case, "persistent forward 16-bit")
+            and "eights" not in each["tiling"]
             and each["date"] == of_chosen["date"]
             and each["device"] == of_chosen["device"]
         )

@@ -11,7 +11,6 @@ from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.launches.builds import launches_of
 from gatewise.kernels.persistent.sizes import tiling_choice
 from gatewise.kernels.persistent.sizes.exactness import exact_products
-from gatewise.testing.trials import Setting, trial
 
 TF32 = {"dtype": torch.float32, "allow_tf32": True}
 # By the groups of eight batch rows that the forward and the backward pass multiply at a time.
@@ -49,29 +48,3 @@ def test_rows_that_end_at_different_steps_are_multiplied_one_group_at_a_time():
 @pytest.mark.parametrize("wanted", PROBLEMS, ids=str)
 def test_values_and_gradients(wanted):
     testing.check_kernel(persistent, PROBLEMS[wanted], "cuda")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("hidden_size", "batch", "dtype", "tf32"),
-    [(1500, 19, "bfloat16", False), (904, 77, "float16", False), (1150, 80, "float32", True)],
-)
-def test_many_steps_and_calls_between_walls_of_nan(hidden_size, batch, dtype, tf32):
-    """Calls that replay, values that arrive late in any of the groups, and nothing read beyond a tensor."""
-    trial(
-        Setting(
-            time=300,
-            batch=batch,
-            input_size=7,
-            hidden_size=hidden_size,
-            dtype=dtype,
-            allow_tf32=tf32,
-            device="cuda",
-            kernel="persistent",
-            states="given",
-            weights="walls",
-            above="y h c",
-            calls=4,
-            seed=hidden_size,
-        )
-    )

@@ -50,10 +50,14 @@ def test_values_and_gradients(wanted):
         (1899, 33, "float16", False),
         (1020, 64, "float32", True),
         (1501, 20, "float32", True),
+        (1500, 19, "bfloat16", False),
+        (904, 77, "float16", False),
     ],
 )
 def test_many_steps_and_calls_between_walls_of_nan(hidden_size, batch, dtype, tf32):
-    """Blocks of a cluster that run ahead of each other, calls that replay, and nothing read beyond a tensor."""
+    """Blocks of a cluster that run ahead of each other, groups of rows whose values arrive late, calls that replay, and
+    nothing read beyond a tensor.
+    """
     trial(
         Setting(
             time=300,
