@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from benchmarks.loops import tiling_weights
 from benchmarks.loops.tilings import problem_of
 from gatewise.benchmarks.precision import PRECISIONS
