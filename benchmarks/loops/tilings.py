@@ -226,8 +226,10 @@ def loops_of(steps: Sequence[Callable[[], None]]) -> list[dict[str, float]]:
     for event in sorted(events, key=lambda event: event.time_range.start):
         if event.name.startswith(_ENTRY):
             found[event.name].append(event.time_range.elapsed_us())
-    # A kernel is launched as many times in each step.
+    # A kernel is launched as many times in each step, so that none of the launches may be missing.
     shares = {name: len(times) // len(steps) for name, times in found.items()}
+    if any(len(times) % (_REPLAYS * len(steps)) for times in found.values()):
+        raise RuntimeError(f"the profiler saw {dict(zip(found, map(len, found.values()), strict=True))} launches")
     return [
         {
             name: statistics.median(times[number * shares[name] : (number + 1) * shares[name]])

@@ -312,7 +312,7 @@ def _loop(problem: Problem, cut: Tiling, device: Device) -> Work:
 
 
 def _placed(cut: Tiling) -> str:
-    at_a_time = f" ({min(8 * cut.eights, cut.rows)} at a time)" if cut.eights > 1 else ""
+    at_a_time = f" ({8 * cut.eights} at a time)" if cut.eights > 1 else ""
     number = cut.blocks * cut.together * cut.directions
     blocks = f"{cut.units} units x {cut.rows} rows per block{at_a_time}, {number} blocks"
     products = ", products by warpgroups" if cut.warpgroups else ""

@@ -4,13 +4,11 @@ import pytest
 import torch
 
 from gatewise import testing
-from gatewise.cells import GRU
+from gatewise.cells import GRU, LSTM, Regularised
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.launches.builds import launches_of
-from gatewise.kernels.persistent.sizes import tiling_choice
-from gatewise.kernels.persistent.sizes.exactness import exact_products
 
 TF32 = {"dtype": torch.float32, "allow_tf32": True}
 # By the groups of eight batch rows that the forward and the backward pass multiply at a time.
@@ -26,22 +24,22 @@ PROBLEMS = {
 }
 
 
-def groups(problem, device):
-    sizes = problem.hidden_size, problem.batch, problem.num_directions, device
-    number = problem.element_bytes, exact_products(problem)
-    forward, backward = (tiling_choice.tiling(*sizes, back, *number) for back in (False, True))
-    return forward.eights, backward.eights
+def groups(problem):
+    launches = launches_of(problem, Device.named("h200").replace(compiles=True))
+    return tuple(launch.tiling.eights for launch in launches)
 
 
 @pytest.mark.parametrize("wanted", PROBLEMS, ids=str)
 def test_they_are_chosen(wanted):
-    assert groups(PROBLEMS[wanted], Device.named("h200")) == wanted
+    assert groups(PROBLEMS[wanted]) == wanted
 
 
 def test_rows_that_end_at_different_steps_are_multiplied_one_group_at_a_time():
-    ragged = PROBLEMS[3, 3].replace(layout=Layout.DEVICE_LENGTHS)
-    launches = launches_of(ragged, Device.named("h200").replace(compiles=True))
-    assert [launch.tiling.eights for launch in launches] == [1, 1]
+    assert groups(PROBLEMS[3, 3].replace(layout=Layout.DEVICE_LENGTHS)) == (1, 1)
+
+
+def test_a_cell_with_masks_multiplies_one_group_at_a_time():
+    assert groups(PROBLEMS[3, 3].replace(cell=Regularised(LSTM(), recurrent_dropout=0.2))) == (1, 1)
 
 
 @pytest.mark.gpu

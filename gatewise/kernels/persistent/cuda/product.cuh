@@ -2,7 +2,8 @@
 //
 // A block multiplies TILES x 16 rows of weights with ROWS batch rows over a depth of WIDTH. Its warps share the depth: warp w
 // multiplies SPANS spans of SPAN values, from w * SPANS * SPAN on, for all rows of weights, and writes its partial sums to
-// shared memory. A product may take the depth in any order, so each lane's fragment is 16 contiguous bytes of a batch row,
+// shared memory. It multiplies EIGHTS groups of eight batch rows at a time: a read of weights from shared memory serves all of
+// them, and their loads are in flight together. A product may take the depth in any order, so each lane's fragment is 16 contiguous bytes of a batch row,
 // which needs no staging in shared memory.
 #pragma once
 #include "factors.cuh"
@@ -172,7 +173,7 @@ __device__ __forceinline__ Fragment fragment_of(const Weights& weights, int tile
     return {lent.x, lent.y, lent.z, lent.w};
 }
 
-// Adds the product of a fragment of weights and a batch row's values to a lane's sums, which begin with the `first` product.
+// Adds the product of a fragment of weights and a batch row's values to a lane's sums. If it is the `first`, the sums begin with it.
 __device__ __forceinline__ void add_product(float (&sum)[4], const Fragment& fragment, u32 b0, u32 b1, bool first) {
 #if EXACT && !ONE_ROW
     // Tensor cores truncate when they accumulate, so long sums are added up outside of them, rounding to nearest.

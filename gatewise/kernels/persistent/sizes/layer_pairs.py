@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from gatewise.cells import Regularised
 from gatewise.contract import ranking
 from gatewise.contract.device import Device
-from gatewise.contract.problem import Problem
+from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.free_multiprocessors import device_of_pass
 from gatewise.kernels.persistent.sizes.memory import is_laid_out
@@ -32,10 +32,10 @@ def stacked_cut(problem: Problem, device: Device, *, backward: bool) -> Tiling |
     if both is None:
         return None
     sizes = problem.hidden_size, problem.batch, 1, device, backward
-    # Blocks of pairs multiply one group of batch rows at a time, and were timed beside layers that do so, too. Several
-    # groups take less, by the ratio of the clock cycles in a ranking of their own.
-    options = {"one_step": problem.time == 1}
-    alone, best = (tiling(*sizes, *_number(problem), one_group=one, **options) for one in (True, False))
+    # Blocks of pairs multiply one group of batch rows at a time, and were timed beside single layers that do so, too. A
+    # single layer that multiplies several takes less, by the ratio of the clock cycles in a ranking of their own.
+    options, ragged = {"one_step": problem.time == 1}, problem.layout is not Layout.DENSE
+    alone, best = (tiling(*sizes, *_number(problem), one_group=one, **options) for one in (True, ragged))
     if alone is None or best is None:
         return None
     ratio = best.step_clocks(device) / alone.replace(wide=best.wide).step_clocks(device)

@@ -49,8 +49,8 @@ class Tiling:
             do not fit.
         eights: Groups of eight batch rows whose products a warp computes at the same time: a read of weights from
             shared memory serves all of them, and the loads of all are in flight together.
-        wide: Whether it is one of those of wide layers that may have several such groups. These have a ranking of
-            their own.
+        wide: Whether `eights` could be more than 1 in the call that the tiling is for. The tilings of such calls have
+            a ranking of their own.
     """
 
     hidden: int
@@ -277,7 +277,7 @@ class Tiling:
         """
         operand, tiles, spans, blocks = self.rows * self.depth * self.value_bytes, self.tiles, self.spans, self.blocks
         at_once = self.together * self.directions
-        slices, rows = self.warps * spans, self.rows / 8
+        slices, row_groups = self.warps * spans, self.rows / 8
         in_parts = 4 if self.exact and not self.one_row else 1
         return {
             "steps": 1,
@@ -289,12 +289,12 @@ class Tiling:
             "traffic": operand * blocks * at_once,
             "memory": 11 * self.value_bytes * at_once * self.rows * self.hidden,
             "lent": (tiles - self.resident) * slices * 8 * self._passes,
-            "products": in_parts * tiles * slices * rows,
-            "items": slices * rows,
+            "products": in_parts * tiles * slices * row_groups,
+            "items": slices * row_groups,
             "slices": slices,
             "passes": self._passes,
-            "span_rows": spans * rows,
-            "sums": tiles * self.warps * rows,
+            "span_rows": spans * row_groups,
+            "sums": tiles * self.warps * row_groups,
             "rounds": self._poll_rounds - 1,
             "uneven": self.hidden % (self.units * self.split) > 0,
             "sends": self.split > 1,

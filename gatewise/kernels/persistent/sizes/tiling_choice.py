@@ -41,17 +41,19 @@ def tiling(
     """Return the tiling with the least predicted time, or None when the weights do not fit on the chip.
 
     Both directions go into one launch where there is room for them; otherwise `Tiling.directions` is 1 and they follow
-    each other. With `masked`, the tiling is for a cell with masks, which take registers that products by warpgroups
-    need for many cells. With `one_group`, blocks multiply one group of eight batch rows at a time, as is faster
-    where rows end at different steps. With `one_step`, it is for a single step, whose time is that of reading the
-    weights: they do so, too, and tilings for wide layers, which may read them for more groups of batch rows, are chosen
-    only where no other fits.
+    each other. With `one_group`, blocks multiply one group of eight batch rows at a time, which takes less time where rows
+    end at different steps. With `masked`, the tiling is for a cell with masks, which take registers: blocks multiply
+    one group at a time, and not by warpgroups. With `one_step`, it is for a single step, whose time is that of reading
+    the weights. Blocks multiply one group at a time then, too, and the tilings of `_is_for_wide_layers`, with which
+    weights may be read for more groups of batch rows, are chosen only where no other fits.
     """
     sizes = device, backward, value_bytes, exact, cell_size
     found = [
         candidate
         for together in sorted({1, directions})
-        for candidate in _candidates(hidden_size, batch, together, *sizes, several=not (one_group or one_step))
+        for candidate in _candidates(
+            hidden_size, batch, together, *sizes, several=not (one_group or one_step or masked)
+        )
         if not (masked and candidate.block.cut.warpgroups)
     ]
     best = min(
@@ -187,13 +189,15 @@ def _of_one_group(
     """Return every tiling of which a block fits on the device: the same for each of the many batches asked for."""
     splits = (1,) if device.capability < (9, 0) else (1, 2, 4) if backward else (1, 2)
     # In wide layers, blocks of more rows are faster although a step takes them longer, because they have fewer turns.
+    # Where blocks may multiply several groups at a time, that begins with fewer units.
     least = measured_weights(device, "persistent wide layers")["least_units"]
     wide = several or (cell_size is None and not exact and hidden >= least)
     numbers = {"value_bytes": value_bytes, "exact": exact, "one_row": one_row, "cell_size": cell_size, "wide": several}
     found = []
     for units, rows, warps, split in itertools.product(_UNITS, _ROWS, _WARPS, splits):
         cut = Tiling(hidden, units, rows, warps, 1, split, backward, **numbers)
-        if _whole_tiles(cut) and _can_share_depth(cut) and (wide or not _is_for_wide_layers(cut)):
+        possible = _whole_tiles(cut) and _can_share_depth(cut) and _was_ranked(cut)
+        if possible and (wide or not _is_for_wide_layers(cut)):
             found += [
                 held
                 for multiplied in _with_groups_multiplied(cut)
@@ -256,6 +260,14 @@ def _can_share_depth(cut: Tiling) -> bool:
     # begin with its part of the depth.
     aligned = cut.hidden * cut.value_bytes % (16 * cut.split) == 0
     return aligned and cut.scaled and cut.rows <= _MOST_ROWS_OF_TF32
+
+
+def _was_ranked(cut: Tiling) -> bool:
+    """Whether a tiling is one of those that the weights of its ranking were fitted to."""
+    if cut.wide or not cut.scaled:
+        return True
+    shares = not cut.backward and cut.split > 1
+    return not (cut.tiles >= 8 and cut.spans >= 8) and not (shares and cut.tiles * cut.spans >= 64)
 
 
 def _is_for_wide_layers(cut: Tiling) -> bool:
