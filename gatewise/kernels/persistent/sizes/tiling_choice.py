@@ -41,11 +41,13 @@ def tiling(
     """Return the tiling with the least predicted time, or None when the weights do not fit on the chip.
 
     Both directions go into one launch where there is room for them; otherwise `Tiling.directions` is 1 and they follow
-    each other. With `one_group`, blocks multiply one group of eight batch rows at a time, which takes less time where rows
-    end at different steps. With `masked`, the tiling is for a cell with masks, which take registers: blocks multiply
-    one group at a time, and not by warpgroups. With `one_step`, it is for a single step, whose time is that of reading
-    the weights. Blocks multiply one group at a time then, too, and the tilings of `_is_for_wide_layers`, with which
-    weights may be read for more groups of batch rows, are chosen only where no other fits.
+    each other.
+
+    With `one_group`, blocks multiply one group of eight batch rows at a time, which takes less time where rows end at
+    different steps. With `masked`, the tiling is for a cell with masks, which take registers: blocks multiply one group
+    at a time, and not by warpgroups. With `one_step`, it is for a single step, whose time is that of reading the
+    weights. Blocks multiply one group at a time then, too, and the tilings of `_is_for_wide_layers`, with which weights
+    may be read for more groups of batch rows, are chosen only where no other fits.
     """
     sizes = device, backward, value_bytes, exact, cell_size
     found = [
