@@ -198,6 +198,8 @@ def _of_one_group(
     found = []
     for units, rows, warps, split in itertools.product(_UNITS, _ROWS, _WARPS, splits):
         cut = Tiling(hidden, units, rows, warps, 1, split, backward, **numbers)
+        if cut.blocks > multiprocessors(device, split):
+            continue  # the blocks of a group of rows run at the same time
         possible = _whole_tiles(cut) and _can_share_depth(cut) and _was_ranked(cut)
         if possible and (wide or not _is_for_wide_layers(cut)):
             found += [
