@@ -27,9 +27,12 @@ def plan_of(case, dtype="bf16", most=6):
     }
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "tf32", "fp32"])
-def test_the_first_tiling_is_the_one_that_is_chosen(dtype):
-    problem, plan = plan_of("100-64-512", dtype)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [("100-64-512", "bf16"), ("100-64-512", "tf32"), ("100-64-512", "fp32"), ("35-128-1500", "bf16")],
+)
+def test_the_first_tiling_is_the_one_that_is_chosen(case, dtype):
+    problem, plan = plan_of(case, dtype)
     chosen = {launch.tiling.backward: launch.tiling for launch in launches_of(problem, DEVICE)}
     assert {False: plan["forward"][0], True: plan["backward"][0]} == chosen
 

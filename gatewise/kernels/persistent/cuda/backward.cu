@@ -10,10 +10,10 @@
 // the first layer.
 //
 // Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
-// SPLIT (1, 2 or 4), ROWS (a multiple of 8), EIGHTS (see product.cuh), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, BUFFERS (see sequence.cuh), STAGED,
-// SHARED_BYTES; RAGGED (rows have lengths), STACKED; PAUSE (in 16 bits: the clock cycles between the stores of a step and the first loads of those of other
-// blocks); RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with
-// masks, those of masks.cuh.
+// SPLIT (1, 2 or 4), ROWS (a multiple of 8), EIGHTS (see product.cuh), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, BUFFERS (see
+// sequence.cuh), STAGED, SHARED_BYTES; RAGGED (rows have lengths), STACKED; PAUSE (in 16 bits: the clock cycles between the
+// stores of a step and the first loads of those of other blocks); RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT
+// (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of masks.cuh.
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
 #define MARKED SCALED

@@ -10,10 +10,10 @@
 // z = 2 compute the second layer.
 //
 // Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
-// SPLIT (1 or 2), ROWS (a multiple of 8), EIGHTS (see product.cuh), WARPS, SPANS, RESIDENT, CHUNK, DEPTH,
-// BUFFERS (see sequence.cuh), SHARED_BYTES;
-// WARPGROUPS (the product is that of warpgroup_product.cuh); RAGGED (rows have lengths), STACKED; RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see
-// matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of masks.cuh.
+// SPLIT (1 or 2), ROWS (a multiple of 8), EIGHTS (see product.cuh), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, BUFFERS (see
+// sequence.cuh), SHARED_BYTES; WARPGROUPS (the product is that of warpgroup_product.cuh); RAGGED (rows have lengths), STACKED;
+// RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those
+// of masks.cuh.
 #define WIDTH (HIDDEN / SPLIT)
 #define TILES (SPLIT * UNITS / 4)
 #define MARKED 0

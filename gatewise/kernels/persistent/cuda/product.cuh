@@ -3,8 +3,8 @@
 // A block multiplies TILES x 16 rows of weights with ROWS batch rows over a depth of WIDTH. Its warps share the depth: warp w
 // multiplies SPANS spans of SPAN values, from w * SPANS * SPAN on, for all rows of weights, and writes its partial sums to
 // shared memory. It multiplies EIGHTS groups of eight batch rows at a time: a read of weights from shared memory serves all of
-// them, and their loads are in flight together. A product may take the depth in any order, so each lane's fragment is 16 contiguous bytes of a batch row,
-// which needs no staging in shared memory.
+// them, and their loads are in flight together. A product may take the depth in any order, so each lane's fragment is 16
+// contiguous bytes of a batch row, which needs no staging in shared memory.
 #pragma once
 #include "factors.cuh"
 
@@ -18,8 +18,8 @@ constexpr int PARTIAL_STRIDE = TILES * 16 + 4;         // in floats; the padding
 constexpr int PARTIAL_FLOATS = ROWS * PARTIAL_STRIDE;  // the partial sums of a warp
 constexpr int PARTS = WARPS;                           // the partial sums of each value
 constexpr int POLLS = (SPANS + CHUNK - 1) / CHUNK;     // polls of a group of eight rows, CHUNK spans each
-constexpr int PASSES = (NEIGHBOURS + EIGHTS - 1) / EIGHTS;  // over the weights
-constexpr int ITEMS = PASSES * POLLS;                  // polls of EIGHTS groups at a time
+constexpr int PASSES = (NEIGHBOURS + EIGHTS - 1) / EIGHTS;  // passes over the weights in a step
+constexpr int ITEMS = PASSES * POLLS;                  // polls of EIGHTS groups at a time, all of a step
 constexpr int AHEAD = DEPTH < ITEMS ? DEPTH : ITEMS;   // polls in flight
 
 constexpr int FRAGMENTS = SCALED ? 1 : 2;              // fragments of a lane for one tile and span, and tensor-core products with them
