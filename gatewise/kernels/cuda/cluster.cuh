@@ -31,9 +31,11 @@ __device__ __forceinline__ void initialise_arrival(u64* arrival) {
     asm volatile("mbarrier.init.shared.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(shared_address(arrival)) : "memory");
 }
 
-__device__ __forceinline__ void expect_bytes(u64* arrival, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(arrival)), "r"(bytes) : "memory");
+// A barrier is given by its address in shared memory, or by a pointer.
+__device__ __forceinline__ void expect_bytes(u32 arrival, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(arrival), "r"(bytes) : "memory");
 }
+__device__ __forceinline__ void expect_bytes(u64* arrival, u32 bytes) { expect_bytes(shared_address(arrival), bytes); }
 
 __device__ __forceinline__ void send(u32 to, float4 values, u32 arrival) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to),
@@ -41,14 +43,15 @@ __device__ __forceinline__ void send(u32 to, float4 values, u32 arrival) {
                  : "memory");
 }
 
-__device__ __forceinline__ bool has_arrived(u64* arrival, u32 parity) {
+__device__ __forceinline__ bool has_arrived(u32 arrival, u32 parity) {
     u32 done;
     asm volatile(
         "{\n\t.reg .pred p;\n\t"
         "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
         "selp.u32 %0, 1, 0, p;\n\t}"
         : "=r"(done)
-        : "r"(shared_address(arrival)), "r"(parity)
+        : "r"(arrival), "r"(parity)
         : "memory");
     return done != 0;
 }
+__device__ __forceinline__ bool has_arrived(u64* arrival, u32 parity) { return has_arrived(shared_address(arrival), parity); }

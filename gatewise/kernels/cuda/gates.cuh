@@ -116,6 +116,12 @@ __device__ __forceinline__ FourGates load_gates_if(bool wanted, const Value* at)
     return words;
 }
 __device__ __forceinline__ void store_gates(Value* at, FourGates gates) { *(uint2*)at = gates; }
+__device__ __forceinline__ void store_gates_if(bool wanted, Value* at, FourGates gates) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %3, 0;\n\t@p st.global.v2.u32 [%0], {%1,%2};\n\t}" ::"l"(at), "r"(gates.x), "r"(gates.y), "r"((int)wanted) : "memory");
+}
+__device__ __forceinline__ void store_value_if(bool wanted, Value* at, Value value) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\t@p st.global.u16 [%0], %1;\n\t}" ::"l"(at), "h"(value), "r"((int)wanted) : "memory");
+}
 __device__ __forceinline__ void prefetch_gates(const Value* at) { prefetch(at); }
 
 // Of the units whose values share a sector of the cache, which has 32 bytes, only the first ones prefetch it.

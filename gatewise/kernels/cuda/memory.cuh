@@ -49,3 +49,11 @@ template <class Type>
 __device__ __forceinline__ void forget_results_of(Type& value) {
     asm volatile("" : "+r"(value));
 }
+
+// Makes the compiler keep an address in registers instead of loading it from the arguments of the kernel again.
+template <class Type>
+__device__ __forceinline__ Type* kept_pointer(Type* pointer) {
+    asm volatile("" : "+l"(pointer));
+    __builtin_assume(__isGlobal(pointer));  // otherwise loads would first look up the kind of memory
+    return pointer;
+}

@@ -316,7 +316,8 @@ def _placed(cut: Tiling) -> str:
     number = cut.blocks * cut.together * cut.directions
     blocks = f"{cut.units} units x {cut.rows} rows per block{at_a_time}, {number} blocks"
     products = ", products by warpgroups" if cut.warpgroups else ""
-    return blocks + (f" in clusters of {cut.split}" if cut.split > 1 else "") + products
+    shared = ", values in distributed shared memory" if cut.distributed else ""
+    return blocks + (f" in clusters of {cut.cluster}" if cut.cluster > 1 else "") + products + shared
 
 
 def _passes(problem: Problem, device: Device) -> list[_Pass]:

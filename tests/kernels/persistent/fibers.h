@@ -3,6 +3,8 @@
 // The text of this file precedes the C++ of a source. It includes little and defines little, because each source is compiled
 // on its own; fibers.cpp is compiled once.
 inline Index gridDim;
+#define __builtin_assume(fact)
+
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) float4 { float x, y, z, w; };

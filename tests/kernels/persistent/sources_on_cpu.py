@@ -41,7 +41,10 @@ _STATIC = re.compile(r"__shared__ ([\w ]+?) (\w+)(\[[^\]]*\])?;")
 # Instructions as statements with their operands; the functions are those of fibers.cpp.
 _STATEMENTS = {
     '"" : "+r"': "(void)0",
+    '"" : "+l"': "(void)0",
     "@p st.relaxed.gpu.global.u32": "if ({2}) *(unsigned*)({0}) = {1}",
+    "@p st.global.v2.u32": "if ({3}) ((unsigned*)({0}))[0] = {1}, ((unsigned*)({0}))[1] = {2}",
+    "@p st.global.u16": "if ({2}) *(unsigned short*)({0}) = {1}",
     "@p ld.global.u8": "if ({2}) std::memcpy(&{0}, {1}, 1)",
     "@p ld.global.u16": "if ({2}) std::memcpy(&{0}, {1}, 2)",
     "@p ld.global.u32": "if ({2}) std::memcpy(&{0}, {1}, 4)",
@@ -85,11 +88,16 @@ _RUN = """
 #ifndef SPLIT
 #define SPLIT 1
 #endif
+#if DISTRIBUTED
+constexpr int CLUSTER = BLOCKS;
+#else
+constexpr int CLUSTER = SPLIT;
+#endif
 static const {struct}* given;
 static void enter() {{ {entry}(*given); }}
 extern "C" bool run(const {struct}* arguments, unsigned x, unsigned y, unsigned z, int threads, int bytes, int slow) {{
     given = arguments;
-    return run_grid({{x, y, z}}, threads, bytes, {together}, SPLIT, slow, enter);
+    return run_grid({{x, y, z}}, threads, bytes, {together} / CLUSTER * CLUSTER, CLUSTER, slow, enter);
 }}
 """
 

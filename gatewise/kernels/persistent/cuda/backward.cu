@@ -11,7 +11,8 @@
 //
 // Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // SPLIT (1, 2 or 4), ROWS (a multiple of 8), EIGHTS (see product.cuh), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, BUFFERS (see
-// sequence.cuh), STAGED, SHARED_BYTES; RAGGED (rows have lengths), STACKED; PAUSE (in 16 bits: the clock cycles between the
+// sequence.cuh), STAGED, SHARED_BYTES; DISTRIBUTED (the BLOCKS of a group of rows are one cluster, and exchange values as in
+// distributed_gradients.cuh); RAGGED (rows have lengths), STACKED; PAUSE (in 16 bits: the clock cycles between the
 // stores of a step and the first loads of those of other blocks); RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT
 // (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of masks.cuh.
 #define WIDTH (4 * HIDDEN / SPLIT)
@@ -21,6 +22,12 @@
 #include "sequence.cuh"
 #include "episodes.cuh"
 #include "masks.cuh"
+#if DISTRIBUTED
+#include "distributed_gradients.cuh"
+
+constexpr int RECEIVED = 0;
+static_assert(DISTRIBUTED_BYTES >= ROWS * UNITS * 16, "the gradients of the biases fit in shared memory");
+#else
 #if VALUE_BYTES == 4
 constexpr int STAGING_BYTES = 0;
 #else
@@ -37,6 +44,8 @@ constexpr int RECEIVED = SPLIT * ROWS * UNITS;  // floats a block receives in a 
 constexpr int RECEIVED = 0;
 #endif
 static_assert(WORKING_BYTES + LENT_WORDS * 16 + 2 * RECEIVED * 4 == SHARED_BYTES, "the same as in tiling.py");
+static_assert(BUFFERS * WARPS * PARTIAL_FLOATS >= ROWS * UNITS * 4, "the gradients of the biases fit in the memory of the partial sums");
+#endif
 
 // Arrays of two pointers are for the two directions, with STACKED for the two layers of a pair; then D is 2 in the shapes of
 // states and 1 in the shapes of columns. A tensor with a value for each token has that of step t and row n at index
@@ -46,7 +55,7 @@ struct Backward {
     const Value* gates[2];    // [tokens, 4H]: the kept gates
     const Value* cells[2];    // [tokens, H]: the kept states
     const Value* dy[2];       // [tokens, D * SIZE], or null for zeros
-    Value* dgates[2];         // [tokens, 4H], all bits 1 beforehand; if MARKED it may be `gates`
+    Value* dgates[2];         // [tokens, 4H], all bits 1 beforehand unless DISTRIBUTED; if MARKED it may be `gates`
     const Value* c0;          // [D, B, SIZE]
     const Value* dh_n;        // [D, B, SIZE], or null for zeros
     const Value* dc_n;        // [D, B, SIZE], or null for zeros; not read if CARRIES_HIDDEN
@@ -79,21 +88,33 @@ struct Backward {
 #endif
 };
 
-static_assert(BUFFERS * WARPS * PARTIAL_FLOATS >= ROWS * UNITS * 4, "the gradients of the biases fit in the memory of the partial sums");
-
 // The values that a cell reads at one step.
 struct Inputs {
     FourGates gates;
     u32 before, dy;  // the state c of the step before, the gradient of the output
 };
 
+// Whether rows may begin or end at different steps. If they do not, what is done in one step alone is no part of the loop with
+// DISTRIBUTED, in which all blocks wait for it in every step.
+constexpr bool LENGTHS_DIFFER = RAGGED || !DISTRIBUTED;
 constexpr bool FETCHES = !EXACT;  // exact products leave no registers for prefetching
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(const Backward p) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent_backward(const Backward p) {
     extern __shared__ float4 shared[];
     __shared__ int row_ends[2 * ROWS];
     float* const partials = (float*)shared;  // [BUFFERS, WARPS, ROWS, PARTIAL_STRIDE]
+#if DISTRIBUTED
+    __shared__ u64 arrival_of_even;
+    __shared__ u64 arrival_of_odd;
+    const Gradients own_gradients(shared, Arrivals(&arrival_of_even, &arrival_of_odd));
+    if (threadIdx.x == 0) {
+        initialise_arrival(&arrival_of_even);
+        initialise_arrival(&arrival_of_odd);
+    }
+    arrive_at_cluster_barrier();
+#else
     uint4* const lent = (uint4*)((char*)shared + WORKING_BYTES);
+#endif
 #if SPLIT > 1
     __shared__ u64 arrival;
     float* const received = (float*)(lent + LENT_WORDS);  // [2, SPLIT, ROWS, UNITS]
@@ -120,9 +141,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
     const Value* const dy = second ? p.dy[1] : p.dy[0];
 #endif
     const u32 step_values = p.step * HIDDEN, dy_step_values = p.step * p.directions * dy_width;
+#if DISTRIBUTED
+    const Value* const gates = kept_pointer(second ? p.gates[1] : p.gates[0]);
+    const Value* const cells = kept_pointer(second ? p.cells[1] : p.cells[0]);
+    Value* const dgates = kept_pointer(second ? p.dgates[1] : p.dgates[0]);
+#else
     const Value* const gates = second ? p.gates[1] : p.gates[0];
     const Value* const cells = second ? p.cells[1] : p.cells[0];
     Value* const dgates = second ? p.dgates[1] : p.dgates[0];
+#endif
     const int skipped = second ? p.start[1] : p.start[0];
 
     // The rows of W_hh run along the units; the columns of a tile do.
@@ -130,7 +157,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
     const int units = first_unit - (int)rank * UNITS;  // the first unit of the tiles
     const Value* const matrix = (between ? p.between : second ? p.weights[1] : p.weights[0]) + units;
     const int first_sum = (int)rank * (4 / SPLIT);
-#if VALUE_BYTES == 4
+#if DISTRIBUTED
+    load_weights(weights, (char*)shared, [&](int sum, int unit) -> const Value* {
+        const int gate = gate_of(sum, false), own = first_unit + unit;
+        return gate >= 0 && is_unit(own) ? (second ? p.weights[1] : p.weights[0]) + ((size_t)gate * SIZE + own) * SIZE : nullptr;
+    });
+#elif VALUE_BYTES == 4
     load_weights(weights, lent, [](int) {}, [&](int tile, int span) -> Pair {
         const int depth = depth_of(span), sum = (SUMS_ARE_GATES && HIDDEN == SIZE) || SPLIT == 4 ? 0 : depth / HIDDEN;
         const int within = depth - sum * HIDDEN, gate = gate_of(first_sum + sum, between);
@@ -154,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
     Masks masks(p, direction, first_unit);
     int parity = 0;
     GateSums bias[CELLS] = {};
-#if SPLIT > 1
+#if SPLIT > 1 || DISTRIBUTED
     await_cluster_barrier();
 #endif
     __syncthreads();  // the weights were staged in the memory of the partial sums
@@ -180,13 +212,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
         auto own_state = [&](Place at) { return (direction * p.batch + ends.place(row_of_group(at))) * (size_t)SIZE + first_unit + at.unit; };
         auto is_real = [&](Place at) { return first_unit + at.unit < SIZE; };
         auto dy_column = [&](Place at) { return (u32)(ends.place(row_of_group(at)) * p.row * p.directions * dy_width + first_unit + at.unit); };
+#if DISTRIBUTED
+        const Value* initial_state[CELLS];
+#pragma unroll
+        for (int cell = 0; cell < CELLS; ++cell) initial_state[cell] = kept_pointer(p.c0 + own_state(place_of(cell)));
+#endif
         auto load = [&](int cell, int step) -> Inputs {
             const int t = reverse ? step : steps - 1 - step;
             const bool wanted = !between && inside[cell] && step < steps;
             if (BRANCHES && !wanted) return {four_zeros(), 0, 0};
             const Place at = place_of(cell);
             const bool first = reverse ? t + 1 >= ends.of(row_of_group(at)) : t == 0;
-            const Value* const before = first ? p.c0 + own_state(at) : step_of(cells, reverse ? t + 1 : t - 1, step_values) + own[cell];
+#if DISTRIBUTED
+            const Value* const initial = initial_state[cell];
+#else
+            const Value* const initial = p.c0 + own_state(at);
+#endif
+            const Value* const before = first ? initial : step_of(cells, reverse ? t + 1 : t - 1, step_values) + own[cell];
             const bool carries = !first || is_real(at), above = wanted && dy && is_real(at);
             auto dy_at = [&] { return step_of(dy, t, dy_step_values) + dy_column(at); };
             return {load_gates_if(wanted, step_of(gates, t, 4 * step_values) + four_own[cell]), !BRANCHES || carries ? load_if(wanted && carries, before) : 0u,
@@ -206,6 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
             input[cell].gates = gathered(input[cell].gates);
             if (EARLIER == 2) coming[cell] = load(cell, 1);
         }
+#if !DISTRIBUTED
         auto row_at = [&](int row, int step) -> Row {
             // The step visited before; for the blocks between the layers, this step.
             const int after = between ? steps - 1 - step : reverse ? step - 1 : steps - step;
@@ -218,10 +261,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
         Scales scales;
         scales.start();
         begin_product(words, row_at, 0);
+#endif
+        Slopes slope[CELLS];
+        // The gradients of the initial states.
+        auto put_initial = [&](int cell, float dh) {
+            const size_t place = own_state(place_of(cell));
+            p.dh0[place] = (Value)canonical(CARRIES_HIDDEN ? dh + dc[cell] : dh);
+            if (!CARRIES_HIDDEN) p.dc0[place] = (Value)canonical(dc[cell]);
+        };
+        auto find_slopes = [&](int parity) {
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell)
+#if CELL_MASKS
+                if (warp_owns(cell)) slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), episodes.begins(place_of(cell), parity) ? 0.f : widened(input[cell].before), masks.of(cell));
+#else
+                if (warp_owns(cell)) slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), episodes.begins(place_of(cell), parity) ? 0.f : widened(input[cell].before));
+#endif
+        };
+#if DISTRIBUTED
+        __syncthreads();  // the resets of the first step are visible
+        find_slopes(parity);
+        float outer_dh[CELLS];
+#pragma unroll
+        for (int cell = 0; cell < CELLS; ++cell) outer_dh[cell] = !RAGGED && inside[cell] && p.dh_n && is_real(place_of(cell)) ? widened(p.dh_n[own_state(place_of(cell))]) : 0.f;
+#endif
         // There is one more step than the sequence has, which computes the gradient of h0.
         for (int step = 0; step <= steps; ++step, parity ^= 1) {
             const int t = reverse ? step : steps - 1 - step;
+#if !DISTRIBUTED
             float* const sums = partials + (BUFFERS == 2 ? parity : 0) * WARPS * PARTIAL_FLOATS;
+#endif
 #if STACKED
             // The first layer's gradients come from the blocks between the layers; most have arrived when they are loaded first.
             patience.polls = 0;
@@ -231,9 +300,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                 while (__any_sync(EVERY_LANE, is_unwritten(input[cell].dy)) && patience.is_left()) input[cell].dy = load(cell, step).dy;
             }
 #endif
+#if !DISTRIBUTED
             finish_product(words, weights, row_at, step, sums + warp * PARTIAL_FLOATS, patience, scales);
             if (between) begin_product(words, row_at, step + 1);  // these loads delay no other block
             __syncthreads();
+#endif
 #if SPLIT > 1
             float* const inbox = received + parity * RECEIVED;
             if (threadIdx.x == 0) expect_bytes(&arrival, RECEIVED * 4);
@@ -247,20 +318,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                      summed(sums, row, column), address_in(shared_address(&arrival), to));
             }
 #endif
+#if !DISTRIBUTED
             // First the arithmetic that does not depend on data that is waited for.
-            Slopes slope[CELLS];
-#pragma unroll
-            for (int cell = 0; cell < CELLS; ++cell)
-#if CELL_MASKS
-                if (warp_owns(cell)) slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), episodes.begins(place_of(cell), parity) ? 0.f : widened(input[cell].before), masks.of(cell));
-#else
-                if (warp_owns(cell)) slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), episodes.begins(place_of(cell), parity) ? 0.f : widened(input[cell].before));
+            find_slopes(parity);
 #endif
 #if SPLIT > 1
             // This wait has no limit: all blocks of a cluster run at the same time and send in every step, even after they gave up
             // waiting, and a block that ran ahead would arrive twice in one phase of its barrier, which is a hardware error.
             if (warp_owns(0))
                 while (!has_arrived(&arrival, parity)) {}
+#elif DISTRIBUTED
+            if (step > 0) own_gradients.arrivals.await(step - 1);
 #endif
             // First the arithmetic, then the stores that other blocks wait for, then the loads for later steps.
             FourGates grads[CELLS];
@@ -277,7 +345,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                 const bool active = inside[cell] && (RAGGED ? t >= 0 && t < end : step < steps);
                 float recurrent = 0.f;
                 if (at.exists) {
-#if SPLIT > 1
+#if DISTRIBUTED
+                    recurrent = step > 0 ? own_gradients.received(step - 1, at.row, at.unit) : outer_dh[cell];
+#elif SPLIT > 1
 #pragma unroll
                     for (int from = 0; from < SPLIT; ++from) recurrent += inbox[(from * ROWS + at.row) * UNITS + at.unit];
                     if (patience.lost) recurrent = Float32::not_a_number();  // some of the sums never arrived
@@ -306,14 +376,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
 #endif
                 if (episodes.followed(at, parity)) recurrent = dc[cell] = 0.f;
                 // At a row's first step here, this gradient is that of its final state.
-                if (inside[cell] && start) recurrent = p.dh_n && is_real(at) ? widened(p.dh_n[own_state(at)]) : 0.f;
+                if (LENGTHS_DIFFER && inside[cell] && start) recurrent = p.dh_n && is_real(at) ? widened(p.dh_n[own_state(at)]) : 0.f;
 #if ZONES_HIDDEN
                 recurrent += dh[cell];
 #endif
-                if (inside[cell] && finish && is_real(at)) {
-                    p.dh0[own_state(at)] = (Value)canonical(CARRIES_HIDDEN ? recurrent + dc[cell] : recurrent);
-                    if (!CARRIES_HIDDEN) p.dc0[own_state(at)] = (Value)canonical(dc[cell]);
-                }
+                if (LENGTHS_DIFFER && inside[cell] && finish && is_real(at)) put_initial(cell, recurrent);
+#if DISTRIBUTED
+                outer_dh[cell] = recurrent;
+#endif
                 const Inputs& in = input[cell];
                 float carried = dc[cell];
 #if ZONES_HIDDEN
@@ -333,8 +403,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                     bias[cell].add(grad);
 #endif
                 }
+#if DISTRIBUTED
+                grads[cell] = active ? narrowed(grad) : four_zeros();  // of the unit, in the order of the gates
+                own_gradients.keep(step, at.row, at.unit, grads[cell]);
+#else
                 grads[cell] = exchanged(grad, active);
+#endif
             }
+#if DISTRIBUTED
+            // All other blocks wait for these sums, so that what this block does for itself alone comes after them.
+            episodes.advance(ends, reverse ? t + 2 : t - 2, parity);
+            __syncthreads();
+            if (step < steps) own_gradients.multiply(step, weights);
+#endif
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
                 const bool stores = inside[cell] && t >= 0 && t < steps;
@@ -347,7 +428,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
                     continue;
                 }
 #endif
+#if DISTRIBUTED
+                const FourGates turned = transposed(grads[cell]);
+                store_gates_if(stores, step_of(dgates, t, 4 * step_values) + four_own[cell], turned);
+#else
                 store_exchanged_gates_if(stores, step_of(dgates, t, 4 * step_values), row, first_unit + at.unit, grads[cell]);
+#endif
             }
 #if PAUSE
             const long long stored = clock64();
@@ -379,10 +465,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
             // Loads that begin before other blocks' values are there have to be repeated.
             if (!between) while (clock64() - stored < PAUSE) {}
 #endif
+#if !DISTRIBUTED
             if (!between) begin_product(words, row_at, step + 1);
             episodes.advance(ends, reverse ? t + 2 : t - 2, parity);
             release_sums();
+#else
+            // In the next step they would come after a wait.
+            find_slopes(parity ^ 1);
+#endif
         }
+#if DISTRIBUTED
+#pragma unroll
+        for (int cell = 0; cell < CELLS; ++cell)
+            if (!LENGTHS_DIFFER && inside[cell] && is_real(place_of(cell))) put_initial(cell, outer_dh[cell]);
+#endif
 #if RAGGED
         for (int gate = 0; gate < 4 && !between; ++gate)
             fill_beyond(dgates + gate * HIDDEN, 4 * step_values, 4 * HIDDEN * p.row, ends, first_unit, steps);
@@ -437,7 +533,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_backward(cons
         }
     }
     if (patience.lost) *(volatile int*)p.failure = 1;
-#if SPLIT > 1
+#if SPLIT > 1 || DISTRIBUTED
     cluster_barrier();
 #endif
 }

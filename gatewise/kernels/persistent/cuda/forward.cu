@@ -11,7 +11,8 @@
 //
 // Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // SPLIT (1 or 2), ROWS (a multiple of 8), EIGHTS (see product.cuh), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, BUFFERS (see
-// sequence.cuh), SHARED_BYTES; WARPGROUPS (the product is that of warpgroup_product.cuh); RAGGED (rows have lengths), STACKED;
+// sequence.cuh), SHARED_BYTES; WARPGROUPS (the product is that of warpgroup_product.cuh); DISTRIBUTED (the BLOCKS of a group of
+// rows are one cluster, and exchange values as in distributed_states.cuh); RAGGED (rows have lengths), STACKED;
 // RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those
 // of masks.cuh.
 #define WIDTH (HIDDEN / SPLIT)
@@ -24,6 +25,8 @@
 #include "masks.cuh"
 #if SPLIT > 1
 #include "cluster.cuh"
+#elif DISTRIBUTED
+#include "distributed_states.cuh"
 #endif
 
 // Arrays of two pointers are for the two directions, with STACKED for the two layers of a pair; then D is 2 in the shapes of
@@ -34,7 +37,7 @@ struct Forward {
     const Value* weights[2];    // [GATES * SIZE, SIZE]
     const Value* bias_ih[2];    // [GATES * SIZE], or null
     const Value* bias_hh[2];
-    Value* y[2];                // [tokens, D * H], all bits 1 beforehand: the outputs, padded; with DROPS_HIDDEN as they enter the product
+    Value* y[2];                // [tokens, D * H], all bits 1 beforehand unless DISTRIBUTED: the outputs, padded; with DROPS_HIDDEN as they enter the product
     Value* narrow[2];           // [tokens, D * SIZE]: the outputs without padding, or null, but not with DROPS_HIDDEN
     Value* cells[2];            // [tokens, H]: the state c of every step, kept for the backward pass, or null
     const Value* h0;            // [D, B, H]; with DROPS_HIDDEN as it enters the product
@@ -65,7 +68,9 @@ struct Forward {
 };
 
 constexpr int RECEIVED = (SPLIT - 1) * ROWS * UNITS;  // units' gate sums that a block receives in a step, four floats each
+#if !DISTRIBUTED
 static_assert(BUFFERS * PARTS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 + 2 * RECEIVED * 16 == SHARED_BYTES, "the same as in tiling.py");
+#endif
 static_assert(SPLIT == 1 || (WIDTH * sizeof(Value) % 16 == 0 && WIDTH * SPLIT == HIDDEN), "loads of 16 bytes begin at a block's depth");
 static_assert(SPLIT == 1 || !STACKED, "blocks of layers in pairs share no depth");
 static_assert(!WITH_MASKS || !STACKED, "layers with masks are computed one by one");
@@ -83,11 +88,16 @@ __device__ __forceinline__ void load_rows(Weights& weights, uint4* lent, const V
         const int unit = first_unit + row / 4, gate = gate_of(row & 3, between);
         return load_weight_words(source + (size_t)(gate * SIZE + unit) * SIZE, first_depth + k, gate >= 0 && is_unit(unit) && (SPLIT == 1 || k < WIDTH));
     };
-    load_weights(weights, lent, [](int) {}, [&](int tile, int span) -> Pair {
+    auto pair_at = [&](int tile, int span) -> Pair {
         const uint4 upper = words_at(tile * 16 + (lane >> 2), depth_of(span));
         const uint4 lower = words_at(tile * 16 + (lane >> 2) + 8, depth_of(span));
         return {{make_uint4(upper.x, lower.x, upper.y, lower.y), make_uint4(upper.z, lower.z, upper.w, lower.w)}};
-    });
+    };
+#if DISTRIBUTED
+    load_weights(weights, pair_at);
+#else
+    load_weights(weights, lent, [](int) {}, pair_at);
+#endif
 }
 
 // Stores the products of step t with the input weights of the second layer, whose blocks wait for them.
@@ -102,6 +112,22 @@ __device__ __forceinline__ void pass_to_second_layer(Value* const gates, float* 
     }
 }
 
+// Whether there can be outputs without padding. In a loop without other branches, one that is never taken takes time.
+constexpr bool MAY_BE_NARROW = !DISTRIBUTED || SIZE != HIDDEN || DROPS_HIDDEN;
+
+// Stores the outputs of a step that begin at `to`.
+__device__ __forceinline__ void store_outputs(Value* const to, const u32 (&output)[CELLS], const u32 (&y_own)[CELLS], const bool (&inside)[CELLS]) {
+#pragma unroll
+    for (int cell = 0; cell < CELLS; ++cell) {
+        const bool stores = inside[cell] && threadIdx.x % VALUES_PER_WORD == 0;
+#if DISTRIBUTED
+        store_exchanged_if(stores, to + y_own[cell], output[cell]);
+#else
+        if (stores) store_exchanged(to + y_own[cell], output[cell]);
+#endif
+    }
+}
+
 // Stores the outputs of step t without padding.
 __device__ __forceinline__ void store_unpadded(const Forward& p, Value* const narrow, const u32 (&output)[CELLS], const bool (&inside)[CELLS], const Ends& ends, const int first_unit, const int t) {
 #pragma unroll
@@ -113,27 +139,32 @@ __device__ __forceinline__ void store_unpadded(const Forward& p, Value* const na
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const Forward p) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent_forward(const Forward p) {
     extern __shared__ float4 shared[];
     __shared__ int row_ends[2 * ROWS];
     __shared__ float4 biases[UNITS];
     float* const partials = (float*)shared;  // [BUFFERS, PARTS, ROWS, PARTIAL_STRIDE]
     uint4* const lent = (uint4*)(partials + BUFFERS * PARTS * PARTIAL_FLOATS);
-#if SPLIT > 1
+#if SPLIT > 1 || DISTRIBUTED
     // A block that has all sums of a step can send those of the next one while another block still waits for those of the step,
     // so that the two have barriers and memory of their own.
     __shared__ u64 arrival_of_even;
     __shared__ u64 arrival_of_odd;
-    float4* const received = (float4*)(lent + LENT_WORDS);  // [2, SPLIT - 1, ROWS, UNITS]
-    const u32 rank = cluster_rank();
     if (threadIdx.x == 0) {
         initialise_arrival(&arrival_of_even);
         initialise_arrival(&arrival_of_odd);
     }
     arrive_at_cluster_barrier();
+#endif
+#if SPLIT > 1
+    float4* const received = (float4*)(lent + LENT_WORDS);  // [2, SPLIT - 1, ROWS, UNITS]
+    const u32 rank = cluster_rank();
     u32 exchanges = 0;
 #else
     constexpr u32 rank = 0;
+#endif
+#if DISTRIBUTED
+    const States states(lent, Arrivals(&arrival_of_even, &arrival_of_odd));
 #endif
     const int part = own_part(), lane = threadIdx.x & 31;
     const int first_unit = blockIdx.x * UNITS;
@@ -154,8 +185,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
 #else
     Value* const y = second ? p.y[1] : p.y[0];
 #endif
+#if DISTRIBUTED
+    Value* const gates = kept_pointer(second ? p.gates[1] : p.gates[0]);
+    Value* const cells = kept_pointer(second ? p.cells[1] : p.cells[0]);
+#else
     Value* const gates = second ? p.gates[1] : p.gates[0];
     Value* const cells = second ? p.cells[1] : p.cells[0];
+#endif
     Value* const narrow = second ? p.narrow[1] : p.narrow[0];
     const int skipped = second ? p.start[1] : p.start[0];
 
@@ -166,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
     Patience patience = {p.patience, 0, false};
     Masks masks(p, direction, first_unit);
     int parity = 0;
-#if SPLIT > 1
+#if SPLIT > 1 || DISTRIBUTED
     await_cluster_barrier();
 #endif
 
@@ -209,6 +245,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
             if (!waits) input[cell] = gathered(input[cell]);
             if (EARLIER == 2) coming[cell] = load(cell, 1);
         }
+#if !DISTRIBUTED
         auto row_at = [&](int row, int step) -> Row {
             const int t = reverse ? steps - 1 - step : step, before = between ? t : reverse ? t + 1 : t - 1;
             const u32 n = min(ends.place(row), p.batch - 1);
@@ -216,6 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
             const u32 place = n * (polled ? y_row_values : HIDDEN) + rank * WIDTH + depth_of(0);
             return {(polled ? step_of(y, before, y_step_values) : h0) + place, polled, !RAGGED || t < ends.of(row)};
         };
+#endif
 #if STACKED
         auto survival = [&](int cell, int step) -> u32 {
             const Place at = place_of(cell);
@@ -226,10 +264,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) survives[cell] = survival(cell, 0);
 #endif
+#if DISTRIBUTED
+        states.start(lent, [&](int row) -> const Value* { return first_row + row < p.batch ? h0 + (size_t)ends.place(row) * HIDDEN : nullptr; });
+        // A row that begins later than others, in the reverse direction, reads the states before its first step.
+        u32 initial[CELLS] = {};
+#pragma unroll
+        for (int cell = 0; cell < CELLS; ++cell)
+            if (RAGGED && reverse && inside[cell]) initial[cell] = h0[ends.place(place_of(cell).row) * HIDDEN + first_unit + place_of(cell).unit];
+        __syncthreads();
+#else
         InFlight words;
         Scales scales;
         scales.start();
         begin_product(words, row_at, 0);
+#endif
         for (int step = 0; step < steps; ++step, parity ^= 1) {
             const int t = reverse ? steps - 1 - step : step;
             Value* const now = step_of(y, t, y_step_values);
@@ -244,14 +292,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 input[cell] = gathered(input[cell]);
             }
 #endif
+#if DISTRIBUTED
+            if (step > 0) states.arrivals.await(step - 1);
+            states.multiply_before(step, weights, sums + part * PARTIAL_FLOATS);
+#else
             finish_product(words, weights, row_at, step, sums + part * PARTIAL_FLOATS, patience, scales);
             if (between) begin_product(words, row_at, step + 1);  // these loads delay no other block
+#endif
             __syncthreads();
+#if STACKED
             if (between) {
                 pass_to_second_layer(gates, sums, inside, four_own, step_values, t);
                 release_sums();
                 continue;
             }
+#endif
 #if SPLIT > 1
             float4* const inbox = received + parity * RECEIVED;
             u64* const arrival = parity ? &arrival_of_odd : &arrival_of_even;
@@ -320,19 +375,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 whole[cell] = active[cell] ? canonical(hidden) : 0u;
 #endif
             }
+#if DISTRIBUTED
 #pragma unroll
-            for (int cell = 0; cell < CELLS; ++cell)
-                if (inside[cell] && lane % VALUES_PER_WORD == 0) store_exchanged(now + y_own[cell], output[cell]);
+            for (int cell = 0; cell < CELLS; ++cell) {
+                u32 word = output[cell];
+                if (RAGGED && reverse) word = paired(active[cell] ? (u32)own_value(word) : initial[cell]);
+                states.send_row(step, place_of(cell).row, word, step + 1 < steps);
+            }
+            if (step + 1 < steps) states.expect(step);
+#endif
+            store_outputs(now, output, y_own, inside);
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;
                 input[cell] = EARLIER == 2 ? coming[cell] : load(cell, step + 1);
                 if (!waits) input[cell] = gathered(input[cell]);
                 if (EARLIER == 2) coming[cell] = load(cell, step + 2);
-                if (!waits && inside[cell] && step + FETCHED_AHEAD < steps) {
-                    const int later = reverse ? t - FETCHED_AHEAD : t + FETCHED_AHEAD;
-                    prefetch_gates(step_of(gates, later, 4 * step_values) + four_own[cell]);
-                }
+                const bool fetches = !waits && inside[cell] && step + FETCHED_AHEAD < steps;
+                const int later = reverse ? t - FETCHED_AHEAD : t + FETCHED_AHEAD;
+#if DISTRIBUTED
+                prefetch_if(fetches, step_of(gates, later, 4 * step_values) + four_own[cell]);
+#else
+                if (fetches) prefetch_gates(step_of(gates, later, 4 * step_values) + four_own[cell]);
+#endif
                 masks.advance(ends, first_unit, cell, reverse ? t - 1 : t + 1, reverse ? t - 2 : t + 2, reverse ? t - FETCHED_AHEAD : t + FETCHED_AHEAD);
             }
 #if STACKED
@@ -347,18 +412,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
                 }
             }
 #endif
-            if (narrow) store_unpadded(p, narrow, whole, inside, ends, first_unit, t);
+            if (MAY_BE_NARROW && narrow) store_unpadded(p, narrow, whole, inside, ends, first_unit, t);
             if (cells) {
 #pragma unroll
                 for (int cell = 0; cell < CELLS; ++cell) {
                     if (!warp_owns(cell)) continue;
                     const FourGates turned = scattered(gate[cell]);
+#if DISTRIBUTED
+                    store_gates_if(active[cell] && p.keep_gates, step_of(gates, t, 4 * step_values) + four_own[cell], turned);
+                    store_value_if(active[cell], step_of(cells, t, step_values) + own[cell], (Value)canonical(c[cell]));
+                    continue;
+#endif
                     if (!active[cell]) continue;
                     if (p.keep_gates) store_gates(step_of(gates, t, 4 * step_values) + four_own[cell], turned);
                     step_of(cells, t, step_values)[own[cell]] = (Value)canonical(c[cell]);
                 }
             }
+#if !DISTRIBUTED
             begin_product(words, row_at, step + 1);
+#endif
             episodes.advance(ends, reverse ? t - 2 : t + 2, parity);
             release_sums();
         }
@@ -393,7 +465,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_forward(const
 #endif
     }
     if (patience.lost) *(volatile int*)p.failure = 1;
-#if SPLIT > 1
+#if SPLIT > 1 || DISTRIBUTED
     cluster_barrier();
 #endif
 }

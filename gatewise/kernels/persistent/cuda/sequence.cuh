@@ -1,9 +1,19 @@
 // The cells that a thread computes, and the batch rows of a block with their lengths.
 #pragma once
+#ifndef DISTRIBUTED
+#define DISTRIBUTED 0
+#endif
 #if WARPGROUPS
 #include "warpgroup_product.cuh"
+#elif DISTRIBUTED
+#include "distributed.cuh"
 #else
 #include "product.cuh"
+#endif
+
+// The blocks that fit in a multiprocessor at the same time.
+#ifndef RESIDENT_BLOCKS
+#define RESIDENT_BLOCKS 1
 #endif
 
 // The steps whose partial sums are in shared memory: 2, so that the warps that are first in a step write theirs while others still

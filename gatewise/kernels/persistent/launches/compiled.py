@@ -20,7 +20,7 @@ from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.free_multiprocessors import device_of_pass
 from gatewise.kernels.persistent.sizes.step import code_of, has_fused_passes, macros_of
 from gatewise.kernels.persistent.sizes.tiling import Tiling
-from gatewise.kernels.persistent.sizes.tiling_choice import stacked_tiling, tiling
+from gatewise.kernels.persistent.sizes.tiling_choice import launched_shared_bytes, stacked_tiling, tiling
 
 SOURCES = Path(__file__).parents[1] / "cuda"
 
@@ -104,13 +104,20 @@ def launch_of(
     if chosen is None:
         raise ValueError(f"the weights of hidden_size {hidden_size} do not fit on the chip")
     macros = {"SIZE": hidden_size, **chosen.macros(dtype, ragged, resets=resets), **macros_of(cell)}
-    shape = driver.Shape(chosen.grid, chosen.warps * 32, chosen.shared_bytes, chosen.split)
+    # Clusters that hold a group of rows wait for no others, so that not all have to be resident at once.
+    shape = driver.Shape(
+        chosen.grid,
+        chosen.warps * 32,
+        launched_shared_bytes(chosen, device),
+        chosen.cluster,
+        cooperative=not chosen.distributed,
+    )
 
     file = name if fused else f"row_{name}"
     if not fused:
         exchange = ranking.weights(device, "persistent statistics")
         macros |= {"PAUSE": int(exchange["pause"]), "MOST_BYTES": int(exchange["bytes"])}
-    elif chosen.backward and chosen.value_bytes == 2 and not pair:
+    elif chosen.backward and chosen.value_bytes == 2 and not pair and not chosen.distributed:
         macros["PAUSE"] = _pause(chosen, device)
 
     # The instructions of warpgroups are those of the architecture with the suffix.

@@ -107,10 +107,10 @@ class SingleLayer:
             matrix_products.add_to_first_steps(gates, first, layer.lengths)
         masks = buffers.masks_of(problem, layer)
         y, narrow, h0 = buffers.exchanged(problem, layer, result.y, masks, entered, tokens, scratch)
-        if tokens.time > 1:  # or else nothing is exchanged
+        launch = launches.forward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
+        if tokens.time > 1 and not launch.tiling.distributed:  # or else nothing is exchanged there
             launches.fill_unwritten(y)
         h0 = buffers.with_plain_nan(buffers.pad_columns(h0.flatten(0, 1), scratch), scratch)
-        launch = launches.forward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
         launches.forward_pass(
             launch,
             LayerWeights(layer.weights),
@@ -177,6 +177,9 @@ def gate_gradients(
     counters = launch.tiling.blocks if biases and together > 1 else 0
     if memory.overwrites_gates(problem):
         dgates, done = gates, buffers.new_counters(directions, counters, scratch)
+    elif launch.tiling.distributed:
+        dgates = tokens.new(scratch, directions, width=4 * hidden)
+        done = buffers.new_counters(directions, counters, scratch)
     else:
         dgates, done = _new_gate_gradients(tokens, directions, 4 * hidden, counters, scratch, layer.x)
     dh0, dc0 = (

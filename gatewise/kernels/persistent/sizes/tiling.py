@@ -49,6 +49,9 @@ class Tiling:
             do not fit.
         eights: Groups of eight batch rows whose products a warp computes at the same time: a read of weights from
             shared memory serves all of them, and the loads of all are in flight together.
+        distributed: Whether the blocks of a group of batch rows are one cluster, which exchange values through distributed
+            shared memory instead of the second-level cache.
+        resident_blocks: Blocks that share a multiprocessor; more than 1 only with `distributed`.
         wide: Whether `eights` could be more than 1 in the call that the tiling is for. The tilings of such calls have
             a ranking of their own.
     """
@@ -72,6 +75,8 @@ class Tiling:
     buffers: int = 2
     eights: int = 1
     wide: bool = False
+    distributed: bool = False
+    resident_blocks: int = 1
 
     def replace(self, **changes: Any) -> Tiling:
         """Return a tiling with other values, in a third of the time of `dataclasses.replace`: choices make hundreds."""
@@ -105,6 +110,9 @@ class Tiling:
     @property
     def weight_registers(self) -> int:
         """Registers of a thread that hold weights."""
+        if self.distributed:
+            # Of one tile over the depth of all units; or of the four gates of 32 units, for two tiles of every block.
+            return 64 * math.ceil(self.blocks / self.warps) if self.backward else 16 * math.ceil(self.blocks / 2)
         if self.warpgroups:
             return 4 * self._depth_steps
         return self.resident * self.spans * self._fragments * 4
@@ -122,6 +130,8 @@ class Tiling:
     @property
     def registers(self) -> int:
         """Estimated registers of a thread besides what is in flight: weights, sums, cells, and the rest."""
+        if self.distributed:
+            return self.weight_registers + 24 * self.cells + 60
         if self.warpgroups:
             # With many cells, the assembler computes their addresses again instead of spilling.
             return self.weight_registers + 100
@@ -156,6 +166,11 @@ class Tiling:
         return min(255, 65536 // (32 * self.warps)) - 9 - self.registers
 
     @property
+    def cluster(self) -> int:
+        """Blocks of a cluster; 1 for none."""
+        return self.blocks if self.distributed else self.split
+
+    @property
     def blocks(self) -> int:
         """Blocks along the hidden units, whole clusters."""
         return _rounded_up(self.hidden, self.units * self.split) * self.split
@@ -163,9 +178,19 @@ class Tiling:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: one or two steps' partial sums, and what a cluster sends."""
+        if self.distributed:
+            return self._distributed_bytes
         received = 2 * 4 * self._received
         staging = self.warps * self.staged * self._span_bytes
         return max(self._sum_bytes, staging) + self._lent_bytes + received + self._cell_bytes
+
+    @property
+    def _distributed_bytes(self) -> int:
+        units = self.blocks * self.units
+        if not self.backward:
+            return self._sum_bytes + 2 * self.rows * _pitch_of(units)
+        received = 2 * 4 * self.rows * units
+        return max(received + 2 * self.rows * _pitch_of(4 * self.units), 4 * self.units * (2 * units + 16))
 
     @property
     def _cell_bytes(self) -> int:
@@ -194,7 +219,7 @@ class Tiling:
 
     @property
     def _sum_bytes(self) -> int:
-        parts = 1 if self.warpgroups else self.warps
+        parts = 2 if self.distributed else 1 if self.warpgroups else self.warps
         return self.buffers * 4 * parts * self.rows * (self.tiles * 16 + 4)
 
     @property
@@ -228,7 +253,7 @@ class Tiling:
     @property
     def polls(self) -> tuple[int, int]:
         """The spans that one poll loads for each of its groups of rows, and the polls in flight."""
-        if self.warpgroups:
+        if self.warpgroups or self.distributed:
             return 1, 1  # loads go to shared memory
         spans, most = self.spans, min(self.free_registers // 4, _MOST_LOADS) // self.eights
         sizes = [size for size in (4, 3, 2) if 2 * size <= most]
@@ -262,6 +287,8 @@ class Tiling:
             names["RING_WORDS"] = self.ring_words
         if self.warpgroups:
             names["WARPGROUPS"] = 1
+        if self.distributed:
+            names |= {"DISTRIBUTED": 1, "BLOCKS": self.blocks, "RESIDENT_BLOCKS": self.resident_blocks}
         return {**names, "STAGED": self.staged} if self.backward else names
 
     def quantities(self) -> dict[str, float]:
@@ -273,7 +300,8 @@ class Tiling:
         tensor-core tiles with 8 rows; `passes` over the weights; `items`, slices of the depth times 8 rows, and
         `slices` alone; `span_rows`, those of one warp; `sums`, partial sums added up; `rounds`, polls after the first;
         `uneven`, 1 where the last block has fewer units; `sends`, 1 where a cluster shares the depth, and `sent`, the
-        sums that a block receives; `barriers`, 1 where a step has a further one.
+        sums that a block receives; `barriers`, 1 where a step has a further one; `shares`, 1 where two blocks share a
+        multiprocessor.
         """
         operand, tiles, spans, blocks = self.rows * self.depth * self.value_bytes, self.tiles, self.spans, self.blocks
         at_once = self.together * self.directions
@@ -300,6 +328,7 @@ class Tiling:
             "sends": self.split > 1,
             "sent": self._received,
             "barriers": self.buffers == 1,
+            "shares": self.resident_blocks > 1,
         }
 
     @property
@@ -326,7 +355,7 @@ class Tiling:
         """The name of the weights that rank such tilings."""
         layer = "wide " if self.wide and not self.warpgroups else ""
         number = "16-bit" if self.value_bytes == 2 else "exact" if self.exact else "TF32"
-        products = " by warpgroups" if self.warpgroups else ""
+        products = " in clusters" if self.distributed else " by warpgroups" if self.warpgroups else ""
         return f"persistent {layer}{'backward' if self.backward else 'forward'} {number}{products}"
 
     @property
@@ -338,6 +367,11 @@ class Tiling:
     def _poll_rounds(self) -> int:
         chunk, ahead = self.polls
         return _rounded_up(self.spans * self._passes, chunk * ahead)
+
+
+def _pitch_of(values: int) -> int:
+    # The bytes of a row in shared memory whose values lanes load without bank conflicts, as in distributed.cuh.
+    return values * 2 + (64 if values * 2 % 128 == 0 else 0)
 
 
 def _rounded_up(total: int, each: int) -> int:

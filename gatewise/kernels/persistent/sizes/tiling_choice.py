@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gatewise.contract.device import Device
 from gatewise.contract.ranking import weights as measured_weights
@@ -21,6 +21,8 @@ _ROWS_OF_WIDE_LAYERS = (40, 56)
 _MOST_ROWS_OF_TF32 = 32
 _MOST_GROUPS, _WARPS_OF_SEVERAL_GROUPS = 5, 8  # of eight batch rows that a warp multiplies at the same time
 _ROWS_OF_WARPGROUPS = (24, 32, 48, 64)  # with a product in warpgroup.cuh
+_DISTRIBUTED = {"units": 32, "rows": 8, "warps": 8}  # with blocks in clusters, as in distributed.cuh
+_MOST_BLOCKS_OF_CLUSTER = 8  # on every GPU with clusters
 _ROWS_OF_STACKED = 3  # of blocks: two layers, and the products between them
 
 
@@ -57,6 +59,7 @@ def tiling(
             hidden_size, batch, together, *sizes, several=not (one_group or one_step or masked)
         )
         if not (masked and candidate.block.cut.warpgroups)
+        and not ((masked or one_step) and candidate.block.cut.distributed)
     ]
     best = min(
         found,
@@ -81,7 +84,7 @@ def stacked_tiling(
 
 
 def _can_be_stacked(cut: Tiling) -> bool:
-    return not cut.warpgroups and (cut.backward or cut.split == 1)
+    return not cut.warpgroups and not cut.distributed and (cut.backward or cut.split == 1)
 
 
 def candidates(
@@ -129,7 +132,10 @@ class _Block(NamedTuple):
             for name, weight in weights.items()
             if name != "few_warps"
         ]
-        return cls(cut, multiprocessors(device, cut.split) // cut.blocks, tuple(terms), cut.factor_by(weights))
+        most = clusters(device, cut.blocks) * cut.resident_blocks if cut.distributed else None
+        if most is None:
+            most = multiprocessors(device, cut.split) // cut.blocks
+        return cls(cut, most, tuple(terms), cut.factor_by(weights))
 
 
 class _Candidate(NamedTuple):
@@ -173,6 +179,9 @@ def _candidates(
         rows = block.cut.rows
         groups = -(-batch // rows)
         together = min(groups, block.most // directions)
+        cut = block.cut
+        if cut.distributed and not _in_one_wave(block, groups * directions):
+            continue
         if together and (rows < batch + 8 or rows == 8):
             yield _Candidate(block, groups, together, directions)
 
@@ -211,7 +220,24 @@ def _of_one_group(
         if _has_warpgroups(cut, device):
             by_warpgroups = cut.replace(resident=cut.tiles, warpgroups=True)
             found += [by_warpgroups] if fits(by_warpgroups, device) else []
+    found += _in_clusters(hidden, device, backward, numbers)
     return tuple([_Block.of(cut, device) for cut in found])
+
+
+def _in_clusters(hidden: int, device: Device, backward: bool, numbers: dict[str, Any]) -> list[Tiling]:
+    """Return the tilings whose blocks exchange values in clusters."""
+    possible = device.capability >= (9, 0) and numbers["value_bytes"] == 2 and numbers["cell_size"] is None
+    tiles = 2 if backward else 8
+    cut = Tiling(hidden, **_DISTRIBUTED, resident=tiles, backward=backward, distributed=True, **numbers)
+    if not possible or not 1 < cut.blocks <= _MOST_BLOCKS_OF_CLUSTER:
+        return []
+    return [cut.replace(resident_blocks=number) for number in (1, 2)]
+
+
+def _in_one_wave(block: _Block, number: int) -> bool:
+    """Whether so many clusters are resident at once, and not with fewer blocks in a multiprocessor."""
+    alone = block.most // block.cut.resident_blocks
+    return number <= block.most and (block.cut.resident_blocks == 1 or number > alone)
 
 
 def _with_groups_multiplied(cut: Tiling) -> list[Tiling]:
@@ -317,6 +343,19 @@ def multiprocessors(device: Device, split: int) -> int:
     return (
         device.multiprocessors - device.multiprocessors // 11 if split == 4 else device.multiprocessors // split * split
     )
+
+
+def clusters(device: Device, blocks: int) -> int:
+    """Return the number of clusters of so many blocks that are resident at once, with a multiprocessor for each block."""
+    counted = measured_weights(device, "persistent clusters")
+    whole = counted["multiprocessors"] == device.multiprocessors
+    return int(counted[str(blocks)]) if whole else multiprocessors(device, 4) // blocks
+
+
+def launched_shared_bytes(cut: Tiling, device: Device) -> int:
+    """Return the shared memory with which blocks are launched: more than they use where they are not to share any."""
+    alone = cut.distributed and cut.resident_blocks == 1
+    return max(cut.shared_bytes, shared_memory(device) // 2 + 1024) if alone else cut.shared_bytes
 
 
 def shared_memory(device: Device) -> int:
