@@ -111,7 +111,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
         initialise_arrival(&arrival_of_even);
         initialise_arrival(&arrival_of_odd);
     }
-    arrive_at_cluster_barrier();
 #else
     uint4* const lent = (uint4*)((char*)shared + WORKING_BYTES);
 #endif
@@ -186,8 +185,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
     Masks masks(p, direction, first_unit);
     int parity = 0;
     GateSums bias[CELLS] = {};
-#if SPLIT > 1 || DISTRIBUTED
+#if SPLIT > 1
     await_cluster_barrier();
+#elif DISTRIBUTED
+    cluster_barrier();  // other blocks send to memory in which this one had its weights
 #endif
     __syncthreads();  // the weights were staged in the memory of the partial sums
 

@@ -187,11 +187,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #endif
 #if DISTRIBUTED
     Value* const gates = kept_pointer(second ? p.gates[1] : p.gates[0]);
-    Value* const cells = kept_pointer(second ? p.cells[1] : p.cells[0]);
 #else
     Value* const gates = second ? p.gates[1] : p.gates[0];
-    Value* const cells = second ? p.cells[1] : p.cells[0];
 #endif
+    Value* const cells = second ? p.cells[1] : p.cells[0];
     Value* const narrow = second ? p.narrow[1] : p.narrow[0];
     const int skipped = second ? p.start[1] : p.start[0];
 

@@ -229,7 +229,7 @@ def _in_clusters(hidden: int, device: Device, backward: bool, numbers: dict[str,
     possible = device.capability >= (9, 0) and numbers["value_bytes"] == 2 and numbers["cell_size"] is None
     tiles = 2 if backward else 8
     cut = Tiling(hidden, **_DISTRIBUTED, resident=tiles, backward=backward, distributed=True, **numbers)
-    if not possible or not 1 < cut.blocks <= _MOST_BLOCKS_OF_CLUSTER:
+    if not (possible and 1 < cut.blocks <= _MOST_BLOCKS_OF_CLUSTER and fits(cut, device)):
         return []
     return [cut.replace(resident_blocks=number) for number in (1, 2)]
 
@@ -329,6 +329,8 @@ def fits(cut: Tiling, device: Device) -> bool:
     if cut.warpgroups:
         # The resets of 64 rows need a second kilobyte of static memory.
         return cut.shared_bytes + 1024 <= shared_memory(device)
+    if cut.distributed:
+        return True
     # With fewer loads in flight a warp waits for memory once for each of them.
     chunk, ahead = cut.polls
     return ahead * chunk * cut.eights >= min(3, cut.spans * cut.rows // 8)
