@@ -16,6 +16,8 @@ from torch import Tensor
 
 from gatewise.contract.errors import DeviceError, MissingExtra
 
+_PORTABLE = 8  # blocks of a cluster that every GPU with clusters allows
+
 
 class Shape(NamedTuple):
     """The launch configuration of a kernel.
@@ -24,7 +26,7 @@ class Shape(NamedTuple):
         grid: The number of blocks in x, y and z.
         threads: The number of threads per block.
         shared_bytes: The dynamic shared memory per block in bytes.
-        cluster: The number of blocks per cluster, along x; 1 for no clusters.
+        cluster: The number of blocks per cluster, along x; 0 for a launch without clusters.
         cooperative: Whether all blocks must be resident at once (cooperative launch).
         early: Whether the kernel may start before the preceding kernel has finished (programmatic dependent launch,
             from compute capability 9.0); its code must wait for the results of that kernel.
@@ -33,7 +35,7 @@ class Shape(NamedTuple):
     grid: tuple[int, int, int]
     threads: int
     shared_bytes: int
-    cluster: int = 1
+    cluster: int = 0
     cooperative: bool = True
     early: bool = False
 
@@ -53,7 +55,7 @@ def launch(binary: bytes, entry: str, shape: Shape, arguments: ctypes.Structure,
             resident at once.
     """
     ensure_context(device.index)
-    function = _function(binary, entry, shape.shared_bytes, device.index)
+    function = _function(binary, entry, shape.shared_bytes, shape.cluster > _PORTABLE, device.index)
     configuration = _configuration(shape, current_stream(device))
     pointer = ctypes.c_void_p(ctypes.addressof(arguments))
     _check(_driver().cuLaunchKernelEx(configuration, function, ctypes.addressof(pointer), 0), entry)
@@ -68,7 +70,8 @@ def prepared(
     arguments are those of `launch`. The device must be current in each call, too.
     """
     ensure_context(device.index)
-    function, index = _function(binary, entry, shape.shared_bytes, device.index), device.index
+    index = device.index
+    function = _function(binary, entry, shape.shared_bytes, shape.cluster > _PORTABLE, index)
     pointer = ctypes.c_void_p(ctypes.addressof(arguments))
     parameters, kernel_launch = ctypes.addressof(pointer), _driver().cuLaunchKernelEx
     # A configuration consists of the shape and the handle of the stream, and of nothing else of the stream.
@@ -201,12 +204,15 @@ def _runtime() -> ModuleType:
 
 
 @functools.lru_cache(maxsize=512)
-def _function(binary: bytes, entry: str, shared_bytes: int, device_index: int) -> object:
+def _function(binary: bytes, entry: str, shared_bytes: int, large_clusters: bool, device_index: int) -> object:
     driver = _driver()
     module = _check(driver.cuModuleLoadData(binary), entry)
     function = _check(driver.cuModuleGetFunction(module, entry.encode()), entry)
     limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     _check(driver.cuFuncSetAttribute(function, limit, shared_bytes), entry)
+    if large_clusters:
+        allowed = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        _check(driver.cuFuncSetAttribute(function, allowed, 1), entry)
     return function
 
 
@@ -229,7 +235,7 @@ def _configuration(shape: Shape, stream: int) -> object:
         early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         early.value.programmaticStreamSerializationAllowed = 1
         attributes.append(early)
-    if shape.cluster > 1:
+    if shape.cluster:
         cluster = driver.CUlaunchAttribute()
         cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         cluster.value.clusterDim.x = shape.cluster

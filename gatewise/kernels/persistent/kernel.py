@@ -304,11 +304,12 @@ def _loop(problem: Problem, cut: Tiling, device: Device) -> Work:
         # The loads of several groups of rows are in flight together, so that a block waits for fewer of them.
         operand *= ranking.weights(device, "persistent several groups")["loads"]
     statistics = 0 if cut.cell_size is None else cut.cell_size.places
-    return Work(
-        resident_flops=steps * 2.0 * 16 * cut.tiles * cut.depth * cut.rows * device.multiprocessors,
-        cached_bytes=steps * operand,
-        exchanges=round(steps) * (1 + statistics),
-    )
+    flops = steps * 2.0 * 16 * cut.tiles * cut.depth * cut.rows * device.multiprocessors
+    if cut.distributed:
+        # Blocks of a cluster wait for each other for a shorter time, and send nothing through the cache.
+        share = ranking.weights(device, "persistent clusters")["exchanges"]
+        return Work(resident_flops=flops, exchanges=round(share * steps))
+    return Work(resident_flops=flops, cached_bytes=steps * operand, exchanges=round(steps) * (1 + statistics))
 
 
 def _placed(cut: Tiling) -> str:

@@ -44,7 +44,8 @@ def fields(cut):
         return None
     placed = [cut.units, cut.rows, cut.warps, cut.resident, cut.split]
     several = [cut.eights] if cut.eights > 1 else []
-    return [*placed, cut.groups, cut.together, cut.directions, cut.chunk, cut.ahead, *several]
+    shared = [f"{cut.resident_blocks} in a multiprocessor"] if cut.distributed else []
+    return [*placed, cut.groups, cut.together, cut.directions, cut.chunk, cut.ahead, *several, *shared]
 
 
 PROBLEMS = [(problem_of(choice), choice) for choice in CHOICES]

@@ -49,8 +49,8 @@ class Tiling:
             do not fit.
         eights: Groups of eight batch rows whose products a warp computes at the same time: a read of weights from
             shared memory serves all of them, and the loads of all are in flight together.
-        distributed: Whether the blocks of a group of batch rows are one cluster, which exchange values through distributed
-            shared memory instead of the second-level cache.
+        distributed: Whether the blocks of a group of batch rows are one cluster, and exchange values through
+            distributed shared memory instead of the second-level cache.
         resident_blocks: Blocks that share a multiprocessor; more than 1 only with `distributed`.
         wide: Whether `eights` could be more than 1 in the call that the tiling is for. The tilings of such calls have
             a ranking of their own.

@@ -22,7 +22,7 @@ _MOST_ROWS_OF_TF32 = 32
 _MOST_GROUPS, _WARPS_OF_SEVERAL_GROUPS = 5, 8  # of eight batch rows that a warp multiplies at the same time
 _ROWS_OF_WARPGROUPS = (24, 32, 48, 64)  # with a product in warpgroup.cuh
 _DISTRIBUTED = {"units": 32, "rows": 8, "warps": 8}  # with blocks in clusters, as in distributed.cuh
-_MOST_BLOCKS_OF_CLUSTER = 8  # on every GPU with clusters
+_MOST_BLOCKS_OF_CLUSTER = 8  # on every GPU with clusters; some allow more
 _ROWS_OF_STACKED = 3  # of blocks: two layers, and the products between them
 
 
@@ -229,9 +229,12 @@ def _in_clusters(hidden: int, device: Device, backward: bool, numbers: dict[str,
     possible = device.capability >= (9, 0) and numbers["value_bytes"] == 2 and numbers["cell_size"] is None
     tiles = 2 if backward else 8
     cut = Tiling(hidden, **_DISTRIBUTED, resident=tiles, backward=backward, distributed=True, **numbers)
-    if not (possible and 1 < cut.blocks <= _MOST_BLOCKS_OF_CLUSTER and fits(cut, device)):
+    if not (possible and clusters(device, cut.blocks) and fits(cut, device)):
         return []
-    return [cut.replace(resident_blocks=number) for number in (1, 2)]
+    # Registers have no room for the weights of more blocks, nor do forward passes gain from larger clusters.
+    large = cut.blocks > _MOST_BLOCKS_OF_CLUSTER
+    numbers = () if large and not backward else (1,) if large else (1, 2)
+    return [cut.replace(resident_blocks=number) for number in numbers]
 
 
 def _in_one_wave(block: _Block, number: int) -> bool:
@@ -348,10 +351,11 @@ def multiprocessors(device: Device, split: int) -> int:
 
 
 def clusters(device: Device, blocks: int) -> int:
-    """Return the number of clusters of so many blocks that are resident at once, with a multiprocessor for each block."""
+    """Return how many clusters of so many blocks are resident at once, with a multiprocessor for each block."""
     counted = measured_weights(device, "persistent clusters")
-    whole = counted["multiprocessors"] == device.multiprocessors
-    return int(counted[str(blocks)]) if whole else multiprocessors(device, 4) // blocks
+    if counted["multiprocessors"] == device.multiprocessors and device.capability == (9, 0):
+        return int(counted.get(str(blocks), 0))
+    return multiprocessors(device, 4) // blocks if blocks <= _MOST_BLOCKS_OF_CLUSTER else 0
 
 
 def launched_shared_bytes(cut: Tiling, device: Device) -> int:
