@@ -27,8 +27,8 @@ def for_data_parallel(multiprocessors: int = MULTIPROCESSORS) -> Iterator[None]:
     - The backward passes of `persistent` leave multiprocessors of the GPU free, on which the collectives of NCCL can
       run beside them; the blocks of a pass wait for each other, and often take all multiprocessors otherwise. Where
       the weights do not fit on the remaining multiprocessors, a pass takes all of them. No deadlock is possible: a
-      collective waits for other GPUs, and a pass for none of them. A pass is a cooperative launch, which begins when
-      there is room for all of its blocks.
+      collective waits for other GPUs, and a pass for none of them. Blocks of a pass that wait for each other begin at
+      the same time, when there is room for all of them.
 
     Put the block around the forward pass of the model; its backward pass follows the calls. If `torch.utils.checkpoint`
     repeats a part of the forward pass in the backward pass, the block belongs inside of that part. The training

@@ -33,8 +33,8 @@ def test_whole_calls_before_and_after():
     bf16, fp16 = (geometric(ratios(lambda call, of=name: call["precision"] == of)) for name in ("bf16", "fp16"))
     every = ratios()
     assert (
-        f"changes {len(every)}, which take {geometric(every)} of the time before ({ends(every)}; {long} from 100 steps on; "
-        f"bfloat16 {bf16}, float16 {fp16})"
+        f"changes {len(every)}, which take {geometric(every)} of the time before ({ends(every)}; {long} from 100 steps "
+        f"on; bfloat16 {bf16}, float16 {fp16})"
     ) in PAGE
 
 

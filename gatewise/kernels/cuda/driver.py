@@ -16,8 +16,6 @@ from torch import Tensor
 
 from gatewise.contract.errors import DeviceError, MissingExtra
 
-_PORTABLE = 8  # blocks of a cluster that every GPU with clusters allows
-
 
 class Shape(NamedTuple):
     """The launch configuration of a kernel.
@@ -55,7 +53,7 @@ def launch(binary: bytes, entry: str, shape: Shape, arguments: ctypes.Structure,
             resident at once.
     """
     ensure_context(device.index)
-    function = _function(binary, entry, shape.shared_bytes, shape.cluster > _PORTABLE, device.index)
+    function = _function(binary, entry, shape.shared_bytes, device.index)
     configuration = _configuration(shape, current_stream(device))
     pointer = ctypes.c_void_p(ctypes.addressof(arguments))
     _check(_driver().cuLaunchKernelEx(configuration, function, ctypes.addressof(pointer), 0), entry)
@@ -70,8 +68,7 @@ def prepared(
     arguments are those of `launch`. The device must be current in each call, too.
     """
     ensure_context(device.index)
-    index = device.index
-    function = _function(binary, entry, shape.shared_bytes, shape.cluster > _PORTABLE, index)
+    function, index = _function(binary, entry, shape.shared_bytes, device.index), device.index
     pointer = ctypes.c_void_p(ctypes.addressof(arguments))
     parameters, kernel_launch = ctypes.addressof(pointer), _driver().cuLaunchKernelEx
     # A configuration consists of the shape and the handle of the stream, and of nothing else of the stream.
@@ -204,15 +201,12 @@ def _runtime() -> ModuleType:
 
 
 @functools.lru_cache(maxsize=512)
-def _function(binary: bytes, entry: str, shared_bytes: int, large_clusters: bool, device_index: int) -> object:
+def _function(binary: bytes, entry: str, shared_bytes: int, device_index: int) -> object:
     driver = _driver()
     module = _check(driver.cuModuleLoadData(binary), entry)
     function = _check(driver.cuModuleGetFunction(module, entry.encode()), entry)
     limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     _check(driver.cuFuncSetAttribute(function, limit, shared_bytes), entry)
-    if large_clusters:
-        allowed = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-        _check(driver.cuFuncSetAttribute(function, allowed, 1), entry)
     return function
 
 

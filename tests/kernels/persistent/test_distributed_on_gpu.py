@@ -8,7 +8,6 @@ from gatewise.cells import GRU, LSTM, Regularised
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.kernel import persistent
-from gatewise.kernels.persistent.launches import compiled
 from gatewise.kernels.persistent.launches.builds import launches_of
 from gatewise.kernels.persistent.sizes import tiling_choice
 
@@ -24,8 +23,8 @@ PROBLEMS = {
     "gru": (5, 1, Problem(25, 60, 64, 160, dtype=torch.bfloat16, needs_grad=True, cell=GRU(), **RAGGED)),
     "ragged": (6, 2, Problem(25, 90, 64, 190, dtype=torch.float16, needs_grad=True, bidirectional=True, **RAGGED)),
     "two blocks": (2, 1, Problem(50, 70, 12, 60, dtype=torch.float16, needs_grad=True, resets=True, **RAGGED)),
-    "lean": (3, 1, Problem(50, 33, 64, 96, dtype=torch.bfloat16, needs_grad=True, lean=True)),
     "inference": (8, 1, SPEECH.replace(needs_grad=False)),
+    "one block": (1, 1, Problem(50, 70, 12, 29, dtype=torch.bfloat16, **RAGGED)),
 }
 DEVICE = Device.named("h200").replace(compiles=True)
 
@@ -40,16 +39,27 @@ def test_they_are_chosen(name):
     blocks, resident, problem = PROBLEMS[name]
     for launch in launches_of(problem, DEVICE):
         cut = launch.tiling
+        assert cut.groups == cut.together  # see distributed.cuh
         assert (cut.distributed, cut.cluster, cut.resident_blocks) == (True, blocks, resident)
         assert launch.shape.cluster == blocks
         # Blocks that are not to share a multiprocessor take more than half of its memory.
         assert (2 * launch.shape.shared_bytes > tiling_choice.shared_memory(DEVICE)) == (resident == 1)
 
 
+@pytest.mark.parametrize("reserved", [1, 16])
+def test_multiprocessors_stay_free(reserved):
+    """In backward passes, of which blocks never share a multiprocessor then."""
+    for batch in (16, 100, 150, 208):
+        launch = launches_of(SPEECH.replace(batch=batch, reserved=reserved), DEVICE)[1]
+        x, y, z = launch.shape.grid
+        assert launch.tiling.resident_blocks == 1
+        assert x * y * z <= DEVICE.multiprocessors - reserved
+    assert launches_of(SPEECH.replace(batch=100, reserved=reserved), DEVICE)[1].tiling.distributed
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"hidden_size": 32},
         {"hidden_size": 264},
         {"time": 1},
         {"batch": 241},
@@ -59,13 +69,24 @@ def test_they_are_chosen(name):
     ids=str,
 )
 def test_where_they_are_not(changes):
-    """One block or more than a cluster has, nothing to exchange, more rows than run at once, float32, masks."""
+    """More blocks than a cluster has, nothing to exchange, more rows than run at once, float32, masks."""
     assert not any(launch.tiling.distributed for launch in launches_of(SPEECH.replace(**changes), DEVICE))
+
+
+def test_a_single_block_is_one_in_forward_passes_alone():
+    forward, backward = launches_of(SPEECH.replace(hidden_size=32), DEVICE)
+    assert (forward.tiling.distributed, forward.shape.cluster) == (True, 1)
+    assert (backward.tiling.distributed, backward.shape.cluster) == (False, 0)
 
 
 @pytest.mark.parametrize("device", ["a100", "rtx4090"])
 def test_gpus_without_clusters(device):
     assert not any(launch.tiling.distributed for launch in launches_of(SPEECH, Device.named(device)))
+
+
+def test_a_small_part_of_a_gpu():
+    part = DEVICE.replace(multiprocessors=10)
+    assert not any(launch.tiling.distributed for launch in launches_of(SPEECH, part))
 
 
 @pytest.mark.gpu
@@ -75,9 +96,15 @@ def test_values_and_gradients(name, in_clusters):
 
 
 @pytest.mark.gpu
+def test_segments(in_clusters, cut):
+    cut(4)
+    problem = SPEECH.replace(time=90, hidden_size=100, lean=True, bidirectional=True, resets=True, **RAGGED)
+    testing.check_kernel(persistent, problem, "cuda")
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("batch", [5, 64, 200])
 def test_hundreds_of_steps(batch, in_clusters):
-    """Clusters that are fast and clusters that are slow, some of which begin when others have ended."""
     problem = Problem(700, batch, 16, 200, dtype=torch.bfloat16, needs_grad=True)
     for seed in range(3):
         testing.check_kernel(persistent, problem, "cuda", seed=seed)
@@ -96,12 +123,17 @@ def test_calls_are_equal(in_clusters):
 
 @pytest.mark.gpu
 def test_beside_another_kernel(in_clusters):
-    """Clusters for which another stream leaves no room wait until it does."""
-    problem = SPEECH.replace(time=100, batch=120)
-    compiled.launch_of.cache_clear()
+    """Clusters for which another stream leaves no room begin one by one, when there is some."""
+    problem = SPEECH.replace(time=100, batch=200)
+    inputs = testing.make_inputs(problem, "cuda")
+    gradients = testing.make_gradients(problem, inputs)
+    alone = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
     matrix, stream = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16), torch.cuda.Stream()
+    torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        for _ in range(40):
+        for _ in range(100):
             matrix @ matrix
-    testing.check_kernel(persistent, problem, "cuda")
-    stream.synchronize()
+    beside = testing.run_kernel(persistent, problem, inputs, gradients)
+    assert not stream.query()  # still at work
+    torch.cuda.synchronize()
+    assert all(torch.equal(value, alone[name]) for name, value in testing.named(problem, *beside).items())

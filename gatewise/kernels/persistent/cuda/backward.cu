@@ -190,7 +190,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #elif DISTRIBUTED
     cluster_barrier();  // other blocks send to memory in which this one had its weights
 #endif
+#if !DISTRIBUTED
     __syncthreads();  // the weights were staged in the memory of the partial sums
+#endif
 
     for (int turn = 0, group = blockIdx.y; group < p.groups; group = group_of(++turn)) {
         const int first_row = group * ROWS;

@@ -3,7 +3,8 @@
 //
 // Each store signals its own arrival (cluster.cuh), so no value is polled, and nothing outside of the cluster is waited for. Two
 // buffers with barriers of their own take turns: a block sends the values of a step only after those of the step before have
-// arrived from all blocks, which sent them after they had read those of the step before that.
+// arrived from all blocks, which sent them after they had read those of the step before that. The phases of the barriers follow
+// from the number of the step, so that a cluster computes a single group of batch rows.
 #pragma once
 #include "cluster.cuh"
 #include "factors.cuh"
@@ -58,5 +59,6 @@ struct Arrivals {
     }
 };
 
-// The distance from an address in shared memory to the same one in another block.
+// The distance from an address in shared memory to the same one in another block. It is that of every other address, too, also
+// of a barrier.
 __device__ __forceinline__ u32 distance_to(u32 address, u32 block) { return kept_address(address_in(address, block) - address); }

@@ -19,7 +19,7 @@ struct Weights {
     u32 held[OF_WARP][2][GRADIENT_SPANS * 2][4];  // for each block two tiles of 16 units
 };
 
-// Loads all weights, through the whole shared memory. `row_of(gate, unit)` returns the address of the block's row of weights, or
+// Loads all weights, through the whole shared memory, which is free after the next barrier. `row_of(gate, unit)` returns the address of the block's row of weights, or
 // null for zeros.
 template <class RowOf>
 __device__ __forceinline__ void load_weights(Weights& weights, char* shared, RowOf row_of) {
@@ -48,7 +48,6 @@ __device__ __forceinline__ void load_weights(Weights& weights, char* shared, Row
                 u32(&held)[4] = weights.held[own][tile][product];
                 held[0] = turned.x, held[1] = turned.y, held[2] = turned.z, held[3] = turned.w;
             }
-    __syncthreads();
 }
 
 struct Gradients {

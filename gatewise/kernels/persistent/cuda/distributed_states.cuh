@@ -89,9 +89,9 @@ struct States {
         for (int span = 0; span < SPANS_OF_WARP; ++span)
 #pragma unroll
             for (int group = 0; group < NEIGHBOURS; ++group) {
-                // The last span of the second half may be beyond the depth, with weights of zero.
-                const int at = SPANS_OF_DEPTH % 2 ? min(first_span() + span, SPANS_OF_DEPTH - 1) : first_span() + span;
-                const uint4 words = load_shared_words(from + group * 8 * STATE_PITCH + at * SPAN * 2);
+                // The last span of the second half may be beyond the depth. Its weights are zeros, but a state may be infinite.
+                const bool exists = SPANS_OF_DEPTH % 2 == 0 || first_span() + span < SPANS_OF_DEPTH;
+                const uint4 words = exists ? load_shared_words(from + group * 8 * STATE_PITCH + (first_span() + span) * SPAN * 2) : make_uint4(0, 0, 0, 0);
 #pragma unroll
                 for (int tile = 0; tile < 2; ++tile) sums[group][tile].add(weights.held[tile][2 * span], weights.held[tile][2 * span + 1], words);
             }

@@ -369,7 +369,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
                 const float hidden = after.hidden;
                 if (active[cell]) c[cell] = after.state;
 #endif
-                output[cell] = exchanged(DROPS_HIDDEN ? hidden * masks.factor(cell) : hidden, active[cell]);
+                // Units that pad a row are zeros: their sums are no numbers where a state is infinite.
+                const bool counts = active[cell] && (SIZE == HIDDEN || first_unit + at.unit < SIZE);
+                output[cell] = exchanged(DROPS_HIDDEN ? hidden * masks.factor(cell) : hidden, counts);
 #if DROPS_HIDDEN
                 whole[cell] = active[cell] ? canonical(hidden) : 0u;
 #endif
@@ -420,11 +422,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #if DISTRIBUTED
                     store_gates_if(active[cell] && p.keep_gates, step_of(gates, t, 4 * step_values) + four_own[cell], turned);
                     store_value_if(active[cell], step_of(cells, t, step_values) + own[cell], (Value)canonical(c[cell]));
-                    continue;
-#endif
+#else
                     if (!active[cell]) continue;
                     if (p.keep_gates) store_gates(step_of(gates, t, 4 * step_values) + four_own[cell], turned);
                     step_of(cells, t, step_values)[own[cell]] = (Value)canonical(c[cell]);
+#endif
                 }
             }
 #if !DISTRIBUTED

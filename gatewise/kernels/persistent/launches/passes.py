@@ -146,7 +146,7 @@ def forward_pass(
         weights: The weights.
         tokens: The steps and the order of their tokens.
         gates: The products of the input and the input weights [tokens, 4H], which the kept gates replace.
-        y: The hidden states [tokens, D*H], H padded, filled by `fill_unwritten`.
+        y: The hidden states [tokens, D*H], H padded, filled by `fill_unwritten` unless the tiling is `distributed`.
         narrow: The outputs without padding [tokens, D*H], or none where nothing is padded.
         cells: The cell states [tokens, H], or none if they are not kept.
         h0: The hidden state before the first step [D, B, H], H padded, contiguous.
@@ -232,8 +232,8 @@ def backward_pass(
         gates: The kept gates [tokens, 4H], H padded, as in `cells` and `dgates`.
         cells: The kept cell states [tokens, H].
         dy: The gradients of the outputs [tokens, D*H], H not padded, or none.
-        dgates: Memory for the gradients of the gate sums [tokens, 4H], filled by `fill_unwritten`; or the memory of
-            `gates`, see `memory.overwrites_gates`.
+        dgates: Memory for the gradients of the gate sums [tokens, 4H], filled by `fill_unwritten` unless the tiling is
+            `distributed`; or the memory of `gates`, see `memory.overwrites_gates`.
         c0: The cell state before the first step [D, B, H], not padded, as all states here.
         dh_n: The gradient of the hidden state after the last step, or None.
         dc_n: The gradient of the cell state after the last step, or None.

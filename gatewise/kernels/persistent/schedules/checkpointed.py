@@ -66,14 +66,15 @@ class Checkpointed:
         time, batch, _ = tokens
         pieces = memory.lean_forward_pieces(problem)
         whole = size == hidden
-        if whole:
+        launch = launches.forward_launch(problem, batch, directions, layer.lengths is not None, scratch.device)
+        polled = not launch.tiling.distributed
+        if whole and polled:
             launches.fill_unwritten(y)
         in_place = kept[0].flatten(1, 2) if kept and len(pieces) > 1 else None
         room = max(pieces if in_place is None else pieces[:-1])
         elsewhere = scratch.new_empty(directions, room * batch, 4 * hidden)
         wide = None if whole else scratch.new_empty(max(pieces), batch, directions * hidden)
         weights = LayerWeights(layer.weights)
-        launch = launches.forward_launch(problem, batch, directions, layer.lengths is not None, scratch.device)
         order = launches.longest_first(launch, layer.lengths, scratch)
         w_ih = [buffers.pad_gates(own.w_ih, problem, scratch).t() for own in layer.weights]
         h, c = layer.h0, layer.c0
@@ -88,6 +89,8 @@ class Checkpointed:
                         zeros = matrix_products.memory_for_zeros(problem, scratch)
                         deep_products.mm(_inputs(layer, own, scratch), matrix, sums, memory=zeros)
             outputs = _addresses_of_columns([y[own.start : own.stop] for own in both], size)
+            if wide is not None and polled:
+                launches.fill_unwritten(wide)
             h0, c0 = buffers.with_plain_nan(buffers.pad_columns(h.flatten(0, 1), scratch), scratch), c
             h, c = result[1:3] if is_last else [scratch.new_empty(directions, batch, size) for _ in range(2)]
             launches.forward_pass(
@@ -95,7 +98,7 @@ class Checkpointed:
                 weights,
                 steps,
                 gates=launches.planes(gates),
-                y=outputs if wide is None else launches.columns(launches.fill_unwritten(wide), directions),
+                y=outputs if wide is None else launches.columns(wide, directions),
                 narrow=(None, None) if wide is None else outputs,
                 cells=_addresses_of_cells(cells, both),
                 h0=h0,
@@ -165,7 +168,7 @@ class Checkpointed:
                     if index < len(cut.kept):
                         own_gates = _kept_gates(kept[0], both, time)
                         dsums = own_gates if over else _of_tokens(dgates, at.tokens)
-                        if not over:
+                        if not over and not launch.tiling.distributed:
                             launches.fill_unwritten(dgates if directions > 1 else dsums[0])
                     else:
                         own_gates, dsums = _of_tokens(gates, at.tokens), _of_tokens(dgates, at.tokens)

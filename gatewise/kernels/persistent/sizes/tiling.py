@@ -111,7 +111,7 @@ class Tiling:
     def weight_registers(self) -> int:
         """Registers of a thread that hold weights."""
         if self.distributed:
-            # Of one tile over the depth of all units; or of the four gates of 32 units, for two tiles of every block.
+            # Of two tiles over half of the depth of all units; or of the gates of 32 units, for two tiles of a block.
             return 64 * math.ceil(self.blocks / self.warps) if self.backward else 16 * math.ceil(self.blocks / 2)
         if self.warpgroups:
             return 4 * self._depth_steps

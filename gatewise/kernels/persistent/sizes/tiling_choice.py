@@ -22,7 +22,7 @@ _MOST_ROWS_OF_TF32 = 32
 _MOST_GROUPS, _WARPS_OF_SEVERAL_GROUPS = 5, 8  # of eight batch rows that a warp multiplies at the same time
 _ROWS_OF_WARPGROUPS = (24, 32, 48, 64)  # with a product in warpgroup.cuh
 _DISTRIBUTED = {"units": 32, "rows": 8, "warps": 8}  # with blocks in clusters, as in distributed.cuh
-_MOST_BLOCKS_OF_CLUSTER = 8  # on every GPU with clusters; some allow more
+_MOST_BLOCKS_OF_CLUSTER = 8  # on every GPU with clusters
 _ROWS_OF_STACKED = 3  # of blocks: two layers, and the products between them
 
 
@@ -231,10 +231,12 @@ def _in_clusters(hidden: int, device: Device, backward: bool, numbers: dict[str,
     cut = Tiling(hidden, **_DISTRIBUTED, resident=tiles, backward=backward, distributed=True, **numbers)
     if not (possible and clusters(device, cut.blocks) and fits(cut, device)):
         return []
-    # Registers have no room for the weights of more blocks, nor do forward passes gain from larger clusters.
-    large = cut.blocks > _MOST_BLOCKS_OF_CLUSTER
-    numbers = () if large and not backward else (1,) if large else (1, 2)
-    return [cut.replace(resident_blocks=number) for number in numbers]
+    # A single block gains in forward passes alone. Two blocks share a multiprocessor only where it was counted how many
+    # clusters that makes: so not where a backward pass leaves multiprocessors free.
+    if backward and cut.blocks == 1:
+        return []
+    together = (1, 2) if _is_counted(device) else (1,)
+    return [cut.replace(resident_blocks=number) for number in together]
 
 
 def _in_one_wave(block: _Block, number: int) -> bool:
@@ -352,14 +354,23 @@ def multiprocessors(device: Device, split: int) -> int:
 
 def clusters(device: Device, blocks: int) -> int:
     """Return how many clusters of so many blocks are resident at once, with a multiprocessor for each block."""
+    # A small part of a GPU may have no processing cluster with enough multiprocessors.
+    if blocks > _MOST_BLOCKS_OF_CLUSTER or device.multiprocessors < 2 * blocks:
+        return 0
     counted = measured_weights(device, "persistent clusters")
-    if counted["multiprocessors"] == device.multiprocessors and device.capability == (9, 0):
-        return int(counted.get(str(blocks), 0))
-    return multiprocessors(device, 4) // blocks if blocks <= _MOST_BLOCKS_OF_CLUSTER else 0
+    return int(counted[str(blocks)] * device.multiprocessors / counted["multiprocessors"])
+
+
+def _is_counted(device: Device) -> bool:
+    counted = measured_weights(device, "persistent clusters")["multiprocessors"]
+    return device.capability == (9, 0) and device.multiprocessors == counted
 
 
 def launched_shared_bytes(cut: Tiling, device: Device) -> int:
-    """Return the shared memory with which blocks are launched: more than they use where they are not to share any."""
+    """Return the shared memory with which blocks are launched: more than they use where they are not to share any.
+
+    On a GPU of which the size of the memory is not known, blocks may share a multiprocessor, which takes more time.
+    """
     alone = cut.distributed and cut.resident_blocks == 1
     return max(cut.shared_bytes, shared_memory(device) // 2 + 1024) if alone else cut.shared_bytes
 
