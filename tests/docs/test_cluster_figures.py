@@ -1,4 +1,4 @@
-"""The page on the kernels states what the exchange of values in clusters takes, as its record has it."""
+"""The page on the kernels states what the exchange of values in clusters takes, as its records have it."""
 
 from __future__ import annotations
 
@@ -9,52 +9,64 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = " ".join((ROOT / "docs/kernel-internals.md").read_text("utf-8").split())
+LARGE = "calls with clusters of 9 to 16 blocks in backward passes"
 
 
 def lines(name):
     return [json.loads(line) for line in (ROOT / "benchmarks/results" / name).read_text("utf-8").splitlines()]
 
 
-def geometric(ratios):
-    return f"{math.exp(statistics.fmean(map(math.log, ratios))):.2f}"
+def ratios(wanted, accepts=lambda call: True):
+    return [
+        call["us"] / call["us_before"] for call in lines("clusters.jsonl") if call["set"] == wanted and accepts(call)
+    ]
 
 
-def ends(ratios):
-    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+def geometric(values):
+    return f"{math.exp(statistics.fmean(map(math.log, values))):.2f}"
+
+
+def ends(values):
+    return f"{min(values):.2f} to {max(values):.2f}"
 
 
 def test_whole_calls_before_and_after():
-    calls = lines("clusters.jsonl")
-
-    def ratios(accepts=lambda call: True):
-        return [call["us"] / call["us_before"] for call in calls if accepts(call)]
-
-    long = geometric(ratios(lambda call: call["sizes"][0] >= 100))
-    bf16, fp16 = (geometric(ratios(lambda call, of=name: call["precision"] == of)) for name in ("bf16", "fp16"))
-    every = ratios()
+    every, long = ratios("calls"), ratios("calls", lambda call: call["sizes"][0] >= 100)
+    bf16, fp16 = (ratios("calls", lambda call, of=name: call["precision"] == of) for name in ("bf16", "fp16"))
     assert (
-        f"changes {len(every)}, which take {geometric(every)} of the time before ({ends(every)}; {long} from 100 steps "
-        f"on; bfloat16 {bf16}, float16 {fp16})"
+        f"changes {len(every)}, which take {geometric(every)} of the time before ({ends(every)}; {geometric(long)} from "
+        f"100 steps on; bfloat16 {geometric(bf16)}, float16 {geometric(fp16)})"
     ) in PAGE
 
 
-def test_loops_in_both_ways():
-    loops = {"forward": {}, "backward": {}}
+def test_calls_with_large_clusters():
+    found = ratios(LARGE, lambda call: -(-call["sizes"][1] // 8) * call["sizes"][5] <= 7)
+    assert f"whole calls take {ends(found)} ({len(found)} calls, {geometric(found)} in the geometric mean)" in PAGE
+
+
+def loops(name, least, most):
+    """Return the times of loops in clusters, divided by those of the others, for shapes with so many units."""
+    cases = {}
     for line in lines("tilings.jsonl"):
-        if "distributed" in line["tiling"]:
-            loops[line["pass"]].setdefault(line["case"], []).append(line)
-    told = {}
-    for name, cases in loops.items():
-        timed = [rows for rows in cases.values() if {row["tiling"]["distributed"] for row in rows} == {False, True}]
-        told[name] = [
-            min(row["us_a_step"] for row in rows if row["tiling"]["distributed"])
-            / min(row["us_a_step"] for row in rows if not row["tiling"]["distributed"])
-            for rows in timed
-        ]
-    forward, backward = told["forward"], told["backward"]
+        if "distributed" in line["tiling"] and line["pass"] == name and least <= line["tiling"]["hidden"] <= most:
+            cases.setdefault(line["case"], ([], []))[line["tiling"]["distributed"]].append(line["us_a_step"])
+    return [min(shared) / min(polled) for polled, shared in cases.values() if shared and polled]
+
+
+def test_loops():
+    forward, backward = loops("forward", 33, 256), loops("backward", 33, 256)
     assert len(forward) == len(backward)
     assert (
-        f"In the {len(forward)} shapes that were timed in both ways, the loops of the forward pass take "
-        f"{geometric(forward)} of the time ({ends(forward)}), and those of the backward pass {geometric(backward)} "
+        f"In the {len(forward)} shapes of 33 to 256 units that were timed in both ways, the loops of the forward pass "
+        f"take {geometric(forward)} of the time ({ends(forward)}), and those of the backward pass {geometric(backward)} "
         f"({ends(backward)};"
     ) in PAGE
+
+
+def test_loops_of_single_blocks_and_of_large_clusters():
+    forward, backward, large = loops("forward", 1, 32), loops("backward", 1, 32), loops("backward", 257, 512)
+    assert (
+        f"In {len(forward)} shapes with up to 32 units, for which a single block suffices, forward loops take "
+        f"{geometric(forward)} of the time, and backward loops {geometric(backward)}."
+    ) in PAGE
+    assert f"{len(large)} backward loops of up to 512 units take {geometric(large)} of the time." in PAGE
