@@ -262,7 +262,7 @@ _ADVANCE = (
 )
 _FORWARD_MASKS, _BACKWARD_MASKS = _ADVANCE.format("-", "+"), _ADVANCE.format("+", "-")
 _ARRIVAL = "                while (!has_arrived(&arrival, parity)) {}"
-_NEXT = "            begin_product(words, row_at, step + 1);\n            episodes"
+_NEXT = "            begin_product(words, row_at, step + 1);"
 _DGATES = (
     "store_exchanged_gates(step_of(dgates, t, 4 * step_values), ends.place(at.row) * p.row, first_unit + at.unit, "
 )
@@ -272,29 +272,43 @@ _FORWARD = (
     (_after, _OUTPUT, "store"),
     (_before, _FORWARD_MASKS, "loads"),
     (_after, _FORWARD_MASKS, "masks"),
-    (_before, _NEXT, "keep"),
-    (_after, "            begin_product(words, row_at, step + 1);\n", "begin"),
 )
+# In clusters (DISTRIBUTED): the product, and the stores that other blocks wait for. The wait for those of other blocks counts to
+# the phase "begin", as the loads do that take its place elsewhere.
+_STATES = "            states.multiply_before(step, weights, sums + part * PARTIAL_FLOATS);"
+_SENT = "#pragma unroll\n            for (int cell = 0; cell < CELLS; ++cell) {\n                u32 word = output[cell];"
 _MARKS: dict[str, tuple[tuple[Callable[[str, str, str], str], str, str], ...]] = {
     "forward": (
         (_after, _PRODUCT.format("part"), "product"),
         _BARRIER,
+        (_before, f"#else\n{_OUTPUT}", "store"),
         (_before, _OUTPUT, "cells"),
         *_FORWARD,
+        (_before, f"#if !DISTRIBUTED\n{_NEXT}", "keep"),
+        (_after, _NEXT, "begin"),
+        (_after, "            if (step > 0) states.arrivals.await(step - 1);", "begin"),
+        (_after, _STATES, "product"),
+        (_before, _SENT, "cells"),
     ),
     "row_forward": (
         *_BOTH,
         (_before, "            Returned returned[CELLS];", "sums"),
         (_before, _OUTPUT, "output"),
         *_FORWARD,
+        (_before, _NEXT, "keep"),
+        (_after, _NEXT, "begin"),
     ),
     "backward": (
         *_BOTH,
-        (_before, "#endif\n            // First the arithmetic that does not depend", "send"),
+        (_before, "#endif\n#if !DISTRIBUTED\n            // First the arithmetic that does not depend", "send"),
         (_before, "#if SPLIT > 1\n            // This wait has no limit", "slopes"),
         (_after, _ARRIVAL, "await"),
-        (_after, "                grads[cell] = exchanged(grad, active);\n            }", "cells"),
-        (_after, "row, first_unit + at.unit, grads[cell]);\n            }", "store"),
+        (_after, "            if (step > 0) own_gradients.arrivals.await(step - 1);", "begin"),
+        (_after, "                grads[cell] = exchanged(grad, active);\n#endif\n            }", "cells"),
+        (_after, "            make_visible();", "barrier"),
+        (_after, "            if (step < steps) own_gradients.multiply(step, weights);", "product"),
+        (_after, "row, first_unit + at.unit, grads[cell]);\n#endif\n            }", "store"),
+        (_after, "            find_slopes(parity ^ 1);", "slopes"),
         (_before, _BACKWARD_MASKS, "loads"),
         (_after, _BACKWARD_MASKS, "masks"),
         (_before, "            if (!between) begin_product(words, row_at, step + 1);", "pause"),
@@ -315,7 +329,7 @@ _MARKS: dict[str, tuple[tuple[Callable[[str, str, str], str], str, str], ...]] =
         ),
         (_before, _BACKWARD_MASKS, "loads"),
         (_after, _BACKWARD_MASKS, "masks"),
-        (_after, "            begin_product(words, row_at, step + 1);\n", "begin"),
+        (_after, _NEXT, "begin"),
         (_after, "            statistics.load(ends, reverse ? t + 2 : t - 2, p.step, p.row);", "statistics"),
     ),
 }

@@ -27,6 +27,8 @@ def test_the_page_names_the_commits_of_all_rows_of_lstms_and_grus():
             kind = row.direction == TRAIN and row.dtype != "fp32"
             if name == "lstm" and kind and row.case.startswith("decode_"):
                 kind = "one step in 16 bits"
+            elif name == "lstm" and row.dtype in ("bf16", "fp16") and row.settings["hidden_size"] <= 256:
+                kind = "narrow"
             if row.case.startswith("decode_") and row.direction == TRAIN and not kind:
                 # Those of a GRU with 64 sequences became faster once more.
                 kind = "many" if name == "gru" and row.case.startswith("decode_64") else "one step"
@@ -35,6 +37,7 @@ def test_the_page_names_the_commits_of_all_rows_of_lstms_and_grus():
     of = {key: {commit for commit, _ in rows}.pop() for key, rows in found.items()}
     assert all(len({commit for commit, _ in rows}) == 1 for rows in found.values())
     steps = {"lstm": "at commit {}.", "gru": "at commit {} with one sequence and {} with 64."}
+    assert f"up to 256 units were measured again in 16 bits at commit {of['lstm', 'narrow']}, since" in page()
     single = f", and of a single time step (`decode_*`) at commit {of['lstm', 'one step in 16 bits']}"
     for name, step in steps.items():
         told = f"training in 16 bits and with TF32 at commit {of[name, True]}{single if name == 'lstm' else ''}"

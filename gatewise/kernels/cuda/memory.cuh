@@ -21,6 +21,13 @@ __device__ __forceinline__ uint4 load_within(const Element* row, int k, int size
 
 __device__ __forceinline__ u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
+// Loads 16 bytes from an address in shared memory.
+__device__ __forceinline__ uint4 load_shared(u32 from) {
+    uint4 words;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "r"(from) : "memory");
+    return words;
+}
+
 // Begins to copy 16 bytes to an address in shared memory, or zeros if not `exists`.
 __device__ __forceinline__ void begin_copy(u32 to, const void* from, bool exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
@@ -50,10 +57,10 @@ __device__ __forceinline__ void forget_results_of(Type& value) {
     asm volatile("" : "+r"(value));
 }
 
-// Makes the compiler keep an address in registers instead of loading it from the arguments of the kernel again.
+// Makes the compiler keep an address of global memory in registers instead of loading it from the arguments of the kernel again.
 template <class Type>
 __device__ __forceinline__ Type* kept_pointer(Type* pointer) {
-    asm volatile("" : "+l"(pointer));
+    asm volatile("// kept" : "+l"(pointer));
     __builtin_assume(__isGlobal(pointer));  // otherwise loads would first look up the kind of memory
     return pointer;
 }

@@ -18,6 +18,9 @@ __device__ __forceinline__ uint2 transposed(uint2 own) {
 // The 16-bit values of two neighbouring lanes as one word, valid in the first of them.
 __device__ __forceinline__ u32 paired(u32 own) { return own | __shfl_down_sync(EVERY_LANE, own, 1) << 16; }
 
+// The word of another lane, as a number of the same bits.
+__device__ __forceinline__ float bits_of_lane(u32 own, int lane) { return __shfl_sync(EVERY_LANE, __uint_as_float(own), lane); }
+
 // Two neighbouring lanes pass (a0 a1)(a2 a3) each; the first one receives both a0 and both a1, the second one both a2 and
 // both a3.
 __device__ __forceinline__ uint2 paired(uint2 own) {

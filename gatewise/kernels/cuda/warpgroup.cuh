@@ -22,12 +22,6 @@ __device__ __forceinline__ void store_shared(u32 to, uint4 words) {
     asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w) : "memory");
 }
 
-__device__ __forceinline__ uint4 load_shared(u32 from) {
-    uint4 words;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "r"(from) : "memory");
-    return words;
-}
-
 // Makes this thread's stores to shared memory visible to the products that follow a barrier.
 __device__ __forceinline__ void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -41,7 +41,7 @@ _STATIC = re.compile(r"__shared__ ([\w ]+?) (\w+)(\[[^\]]*\])?;")
 # Instructions as statements with their operands; the functions are those of fibers.cpp.
 _STATEMENTS = {
     '"" : "+r"': "(void)0",
-    '"" : "+l"': "(void)0",
+    "// kept": "(void)0",
     "@p st.relaxed.gpu.global.u32": "if ({2}) *(unsigned*)({0}) = {1}",
     "@p st.global.v2.u32": "if ({3}) ((unsigned*)({0}))[0] = {1}, ((unsigned*)({0}))[1] = {2}",
     "@p st.global.u16": "if ({2}) *(unsigned short*)({0}) = {1}",

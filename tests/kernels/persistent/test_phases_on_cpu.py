@@ -130,7 +130,7 @@ def test_rows_are_counted_and_recorded(monkeypatch, capfd, way):
 
 
 def test_parts_of_the_loops_of_a_stack_are_recorded(monkeypatch, capfd):
-    sources, precision = sources_on_cpu.launch_on_cpu(monkeypatch, DEVICE), PRECISIONS["bf16"]
+    sources, precision = sources_on_cpu.launch_on_cpu(monkeypatch, DEVICE), PRECISIONS["fp32"]
     case = LSTMCase("tiny", TIME, 9, 16, num_layers=2, directions=2)
 
     def compile_afresh(source, architecture, macros, code=None):

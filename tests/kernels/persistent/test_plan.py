@@ -11,6 +11,7 @@ from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes.tiling_choice import (
     candidates,
+    clusters,
     fits,
     multiprocessors,
     shared_memory,
@@ -41,7 +42,11 @@ def test_every_choice_is_resident_and_covers_the_problem(device, backward, value
         if cut is None:
             continue
         blocks = math.prod(cut.grid)
-        assert blocks <= multiprocessors(device, cut.split) <= device.multiprocessors
+        if cut.distributed:
+            assert cut.together * cut.directions <= clusters(device, cut.blocks) * cut.resident_blocks
+            assert blocks <= device.multiprocessors * cut.resident_blocks
+        else:
+            assert blocks <= multiprocessors(device, cut.split) <= device.multiprocessors
         assert cut.shared_bytes <= shared_memory(device)
         assert cut.blocks % cut.split == 0
         assert cut.blocks * cut.units >= hidden
@@ -61,7 +66,7 @@ def test_the_choice_has_the_fewest_clock_cycles_of_all_that_fit(backward, value_
         least = min(found, key=lambda cut: cut.step_clocks(device) * 2 / cut.directions)
         assert tiling(hidden, batch, 2, device, backward, *number) == least
         found = candidates(hidden, batch, 3, device, backward, *number, several=False)
-        found = [cut for cut in found if not cut.warpgroups and (backward or cut.split == 1)]
+        found = [cut for cut in found if not (cut.warpgroups or cut.distributed) and (backward or cut.split == 1)]
         least = min(found, key=lambda cut: cut.step_clocks(device), default=None)
         chosen = stacked_tiling(hidden, batch, device, backward, *number)
         assert chosen == (least and least.replace(stacked=True))

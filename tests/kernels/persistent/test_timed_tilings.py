@@ -17,7 +17,7 @@ from gatewise.kernels.persistent.launches import compiled
 from gatewise.kernels.persistent.launches.builds import launches_of
 
 DEVICE = Device.named("h200").replace(compiles=True)
-CASES = ("100-16-256", "100-64-512", "50-256-512", "35-128-480", "100-64-320", "35-20-448")
+CASES = ("100-16-264", "100-64-512", "50-256-512", "35-128-480", "100-64-320", "35-20-448")
 
 
 def plan_of(case, dtype="bf16", most=6):

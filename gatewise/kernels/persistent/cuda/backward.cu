@@ -416,7 +416,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #if DISTRIBUTED
             // All other blocks wait for these sums, so that what this block does for itself alone comes after them.
             episodes.advance(ends, reverse ? t + 2 : t - 2, parity);
-            __syncthreads();
+            make_visible();
             if (step < steps) own_gradients.multiply(step, weights);
 #endif
 #pragma unroll

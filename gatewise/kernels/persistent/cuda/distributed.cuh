@@ -22,12 +22,6 @@ constexpr int PARTIAL_FLOATS = ROWS * PARTIAL_STRIDE;
 // The bytes of a row in shared memory whose values lanes load as spans, without bank conflicts.
 __device__ __forceinline__ constexpr int pitch_of(int values) { return values * 2 % 128 ? values * 2 : values * 2 + 64; }
 
-__device__ __forceinline__ uint4 load_shared_words(u32 from) {
-    uint4 words;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "r"(from) : "memory");
-    return words;
-}
-
 __device__ __forceinline__ int own_warp() { return threadIdx.x >> 5; }
 __device__ __forceinline__ int own_part() { return own_warp() >> 2; }
 

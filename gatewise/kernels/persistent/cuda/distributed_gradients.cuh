@@ -50,6 +50,9 @@ __device__ __forceinline__ void load_weights(Weights& weights, char* shared, Row
             }
 }
 
+// Makes the gradients that a warp keeps visible to the others.
+__device__ __forceinline__ void make_visible() { __syncthreads(); }
+
 struct Gradients {
     char* shared;  // [2, BLOCKS, ROWS, UNITS] floats: the sums that arrive; then two buffers of gradients
     u32 memory;    // its address
@@ -69,7 +72,7 @@ struct Gradients {
     __device__ __forceinline__ static u32 kept(int step) { return 2 * INBOX_FLOATS * 4 + (step & 1) * GRADIENT_BYTES; }
     __device__ __forceinline__ static u32 inbox(int step) { return (step & 1) * INBOX_FLOATS * 4; }
 
-    // Keeps the gradients of a unit's gate sums at a step; they are visible to all warps after the next barrier.
+    // Keeps the gradients of a unit's gate sums at a step.
     __device__ __forceinline__ void keep(int step, int row, int unit, uint2 gates) const {
         *(uint2*)(shared + kept(step) + row * GRADIENT_PITCH + unit * 8) = gates;
     }
@@ -86,7 +89,7 @@ struct Gradients {
             for (int span = 0; span < GRADIENT_SPANS; ++span)
 #pragma unroll
                 for (int group = 0; group < NEIGHBOURS; ++group) {
-                    const uint4 words = load_shared_words(from + group * 8 * GRADIENT_PITCH + span * SPAN * 2);
+                    const uint4 words = load_shared(from + group * 8 * GRADIENT_PITCH + span * SPAN * 2);
 #pragma unroll
                     for (int tile = 0; tile < 2; ++tile)
                         sums[group][tile].add(weights.held[turn][tile][2 * span], weights.held[turn][tile][2 * span + 1], words);

@@ -71,9 +71,8 @@ struct States {
     // Eight lanes have those of eight units, and send them to eight blocks.
     __device__ __forceinline__ void send_row(int step, int row, u32 word, bool wanted) const {
         const int lane = threadIdx.x & 31;
-        auto of_lane = [&](int from) { return __shfl_sync(EVERY_LANE, __uint_as_float(word), from); };
         const int first = lane & 24;
-        const float4 eight = {of_lane(first), of_lane(first + 2), of_lane(first + 4), of_lane(first + 6)};
+        const float4 eight = {bits_of_lane(word, first), bits_of_lane(word, first + 2), bits_of_lane(word, first + 4), bits_of_lane(word, first + 6)};
         const u32 to = memory + after(step) + row * STATE_PITCH + own;
 #pragma unroll
         for (int i = 0; i < (BLOCKS + 7) / 8; ++i)
@@ -91,7 +90,7 @@ struct States {
             for (int group = 0; group < NEIGHBOURS; ++group) {
                 // The last span of the second half may be beyond the depth. Its weights are zeros, but a state may be infinite.
                 const bool exists = SPANS_OF_DEPTH % 2 == 0 || first_span() + span < SPANS_OF_DEPTH;
-                const uint4 words = exists ? load_shared_words(from + group * 8 * STATE_PITCH + (first_span() + span) * SPAN * 2) : make_uint4(0, 0, 0, 0);
+                const uint4 words = exists ? load_shared(from + group * 8 * STATE_PITCH + (first_span() + span) * SPAN * 2) : make_uint4(0, 0, 0, 0);
 #pragma unroll
                 for (int tile = 0; tile < 2; ++tile) sums[group][tile].add(weights.held[tile][2 * span], weights.held[tile][2 * span + 1], words);
             }

@@ -115,19 +115,6 @@ __device__ __forceinline__ void pass_to_second_layer(Value* const gates, float* 
 // Whether there can be outputs without padding. In a loop without other branches, one that is never taken takes time.
 constexpr bool MAY_BE_NARROW = !DISTRIBUTED || SIZE != HIDDEN || DROPS_HIDDEN;
 
-// Stores the outputs of a step that begin at `to`.
-__device__ __forceinline__ void store_outputs(Value* const to, const u32 (&output)[CELLS], const u32 (&y_own)[CELLS], const bool (&inside)[CELLS]) {
-#pragma unroll
-    for (int cell = 0; cell < CELLS; ++cell) {
-        const bool stores = inside[cell] && threadIdx.x % VALUES_PER_WORD == 0;
-#if DISTRIBUTED
-        store_exchanged_if(stores, to + y_own[cell], output[cell]);
-#else
-        if (stores) store_exchanged(to + y_own[cell], output[cell]);
-#endif
-    }
-}
-
 // Stores the outputs of step t without padding.
 __device__ __forceinline__ void store_unpadded(const Forward& p, Value* const narrow, const u32 (&output)[CELLS], const bool (&inside)[CELLS], const Ends& ends, const int first_unit, const int t) {
 #pragma unroll
@@ -384,8 +371,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
                 states.send_row(step, place_of(cell).row, word, step + 1 < steps);
             }
             if (step + 1 < steps) states.expect(step);
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell) store_exchanged_if(inside[cell] && lane % VALUES_PER_WORD == 0, now + y_own[cell], output[cell]);
+#else
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell)
+                if (inside[cell] && lane % VALUES_PER_WORD == 0) store_exchanged(now + y_own[cell], output[cell]);
 #endif
-            store_outputs(now, output, y_own, inside);
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;
