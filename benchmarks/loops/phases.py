@@ -273,10 +273,12 @@ _FORWARD = (
     (_before, _FORWARD_MASKS, "loads"),
     (_after, _FORWARD_MASKS, "masks"),
 )
-# In clusters (DISTRIBUTED): the product, and the stores that other blocks wait for. The wait for those of other blocks counts to
-# the phase "begin", as the loads do that take its place elsewhere.
+# In clusters (DISTRIBUTED): the product, and the stores that other blocks wait for. The wait for those of other blocks
+# counts to the phase "begin", as the loads do that take its place elsewhere.
 _STATES = "            states.multiply_before(step, weights, sums + part * PARTIAL_FLOATS);"
-_SENT = "#pragma unroll\n            for (int cell = 0; cell < CELLS; ++cell) {\n                u32 word = output[cell];"
+_SENT = (
+    "#pragma unroll\n            for (int cell = 0; cell < CELLS; ++cell) {\n                u32 word = output[cell];"
+)
 _MARKS: dict[str, tuple[tuple[Callable[[str, str, str], str], str, str], ...]] = {
     "forward": (
         (_after, _PRODUCT.format("part"), "product"),

@@ -34,8 +34,8 @@ def test_whole_calls_before_and_after():
     every, long = ratios("calls"), ratios("calls", lambda call: call["sizes"][0] >= 100)
     bf16, fp16 = (ratios("calls", lambda call, of=name: call["precision"] == of) for name in ("bf16", "fp16"))
     assert (
-        f"changes {len(every)}, which take {geometric(every)} of the time before ({ends(every)}; {geometric(long)} from "
-        f"100 steps on; bfloat16 {geometric(bf16)}, float16 {geometric(fp16)})"
+        f"changes {len(every)}, which take {geometric(every)} of the time before ({ends(every)}; {geometric(long)} "
+        f"from 100 steps on; bfloat16 {geometric(bf16)}, float16 {geometric(fp16)})"
     ) in PAGE
 
 
@@ -58,8 +58,8 @@ def test_loops():
     assert len(forward) == len(backward)
     assert (
         f"In the {len(forward)} shapes of 33 to 256 units that were timed in both ways, the loops of the forward pass "
-        f"take {geometric(forward)} of the time ({ends(forward)}), and those of the backward pass {geometric(backward)} "
-        f"({ends(backward)};"
+        f"take {geometric(forward)} of the time ({ends(forward)}), and those of the backward pass "
+        f"{geometric(backward)} ({ends(backward)};"
     ) in PAGE
 
 

@@ -85,7 +85,9 @@ def fill_unwritten(buffer):
 
 
 def launch(problem, batch, directions, ragged, device):
-    return types.SimpleNamespace(problem=problem, tiling=types.SimpleNamespace(together=_TOGETHER, blocks=1, distributed=False))
+    return types.SimpleNamespace(
+        problem=problem, tiling=types.SimpleNamespace(together=_TOGETHER, blocks=1, distributed=False)
+    )
 
 
 def _end(time, lengths, row, start):
