@@ -228,10 +228,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
             const bool first = reverse ? t + 1 >= ends.of(row_of_group(at)) : t == 0;
 #if DISTRIBUTED
             const Value* const initial = initial_state[cell];
-#else
-            const Value* const initial = p.c0 + own_state(at);
-#endif
             const Value* const before = first ? initial : step_of(cells, reverse ? t + 1 : t - 1, step_values) + own[cell];
+#else
+            const Value* const before = first ? p.c0 + own_state(at) : step_of(cells, reverse ? t + 1 : t - 1, step_values) + own[cell];
+#endif
             const bool carries = !first || is_real(at), above = wanted && dy && is_real(at);
             auto dy_at = [&] { return step_of(dy, t, dy_step_values) + dy_column(at); };
             return {load_gates_if(wanted, step_of(gates, t, 4 * step_values) + four_own[cell]), !BRANCHES || carries ? load_if(wanted && carries, before) : 0u,
@@ -265,25 +265,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
         scales.start();
         begin_product(words, row_at, 0);
 #endif
+#if DISTRIBUTED
         Slopes slope[CELLS];
-        // The gradients of the initial states.
-        auto put_initial = [&](int cell, float dh) {
-            const size_t place = own_state(place_of(cell));
-            p.dh0[place] = (Value)canonical(CARRIES_HIDDEN ? dh + dc[cell] : dh);
-            if (!CARRIES_HIDDEN) p.dc0[place] = (Value)canonical(dc[cell]);
-        };
         auto find_slopes = [&](int parity) {
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
-#if CELL_MASKS
-                if (warp_owns(cell)) slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), episodes.begins(place_of(cell), parity) ? 0.f : widened(input[cell].before), masks.of(cell));
-#else
-                if (warp_owns(cell)) slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), episodes.begins(place_of(cell), parity) ? 0.f : widened(input[cell].before));
-#endif
+                slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), episodes.begins(place_of(cell), parity) ? 0.f : widened(input[cell].before));
         };
-#if DISTRIBUTED
         __syncthreads();  // the resets of the first step are visible
         find_slopes(parity);
+        // The gradients of the hidden states after the last step, and in the end of those before the first.
         float outer_dh[CELLS];
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) outer_dh[cell] = !RAGGED && inside[cell] && p.dh_n && is_real(place_of(cell)) ? widened(p.dh_n[own_state(place_of(cell))]) : 0.f;
@@ -323,7 +314,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #endif
 #if !DISTRIBUTED
             // First the arithmetic that does not depend on data that is waited for.
-            find_slopes(parity);
+            Slopes slope[CELLS];
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell)
+#if CELL_MASKS
+                if (warp_owns(cell)) slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), episodes.begins(place_of(cell), parity) ? 0.f : widened(input[cell].before), masks.of(cell));
+#else
+                if (warp_owns(cell)) slope[cell] = slopes(widened(input[cell].gates), widened(cell_now[cell]), episodes.begins(place_of(cell), parity) ? 0.f : widened(input[cell].before));
+#endif
 #endif
 #if SPLIT > 1
             // This wait has no limit: all blocks of a cluster run at the same time and send in every step, even after they gave up
@@ -383,7 +381,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #if ZONES_HIDDEN
                 recurrent += dh[cell];
 #endif
-                if (LENGTHS_DIFFER && inside[cell] && finish && is_real(at)) put_initial(cell, recurrent);
+                if (LENGTHS_DIFFER && inside[cell] && finish && is_real(at)) {
+                    p.dh0[own_state(at)] = (Value)canonical(CARRIES_HIDDEN ? recurrent + dc[cell] : recurrent);
+                    if (!CARRIES_HIDDEN) p.dc0[own_state(at)] = (Value)canonical(dc[cell]);
+                }
 #if DISTRIBUTED
                 outer_dh[cell] = recurrent;
 #endif
@@ -480,7 +481,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #if DISTRIBUTED
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell)
-            if (!LENGTHS_DIFFER && inside[cell] && is_real(place_of(cell))) put_initial(cell, outer_dh[cell]);
+            if (!LENGTHS_DIFFER && inside[cell] && is_real(place_of(cell))) {
+                const size_t place = own_state(place_of(cell));
+                p.dh0[place] = (Value)canonical(CARRIES_HIDDEN ? outer_dh[cell] + dc[cell] : outer_dh[cell]);
+                if (!CARRIES_HIDDEN) p.dc0[place] = (Value)canonical(dc[cell]);
+            }
 #endif
 #if RAGGED
         for (int gate = 0; gate < 4 && !between; ++gate)
