@@ -47,7 +47,7 @@ PARTS = {
 }
 """Parts of a step of a loop, each with its phases: the waits for what other blocks store, loads and products without
 these waits, barriers and the exchange of sums in a cluster, the cell's arithmetic, and stores with the loads of later
-steps."""
+steps. Where blocks exchange values in clusters, the waits are among the stores and loads."""
 
 
 def main() -> None:

@@ -51,8 +51,9 @@ def floor(
 
     The loop of a pass takes at least the largest of
 
-    - latency: a step depends on the previous step, and an upper layer on the one below, on whichever multiprocessors
-      they are: T + L - 2 exchanges of 0.7 us (both directions, and layers one step apart, run concurrently);
+    - latency: a step depends on the previous step, and an upper layer on the one below: T + L - 2 exchanges of 0.7 us
+      through the L2 cache (both directions, and layers one step apart, run concurrently). Blocks of a cluster take
+      less for an exchange, so that layers that fit in one can be faster than this floor;
     - traffic: W_hh is read once, and the values for the next step (h_t; in the backward pass the G*H gradients of
       the gates) are written once and read once, at the bandwidth of the L2 cache;
     - arithmetic: the products with W_hh, at the rate of large products in this precision.

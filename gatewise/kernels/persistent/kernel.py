@@ -49,7 +49,7 @@ class _Persistent:
     """Forward and backward of a layer, or two beside each other, each in one launch; lean ones in one a segment.
 
     Weights are loaded into registers once; hidden states (backward: gradients of the gate sums) travel between
-    multiprocessors through L2, where the data itself is the signal that it has arrived.
+    multiprocessors through L2, where the data itself is the signal that it has arrived, or inside of a cluster.
     """
 
     name = "persistent"
@@ -96,7 +96,8 @@ class _Persistent:
             moved += weights * (6 if problem.needs_grad else 2)
         tokens = problem.num_directions * problem.time * problem.batch
         recurrent = 2.0 * layers * tokens * problem.gate_rows * problem.state_size
-        # Planes around the loops; four less where gradients have no memory of their own that had to be filled.
+        # Planes around the loops; four less where gradients have no memory of their own that had to be filled. In
+        # clusters nothing is filled, which the measured share of an exchange takes into account.
         around = 9.0 if not problem.needs_grad else 26.0 if overwrites_gates(problem) else 30.0
         around += _planes_of_cell(problem)
         between = 2.0 * pairs * tokens * problem.gate_rows * problem.state_size  # made in the loop, too

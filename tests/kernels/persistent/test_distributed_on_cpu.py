@@ -76,3 +76,15 @@ def test_infinite_states_make_no_nan(sources, hidden_size):
     exact = testing.named(problem, *testing.oracle(problem, inputs))
     assert torch.equal(found["y"].isnan(), exact["y"].isnan())
     assert not found["y"].isnan().all()
+
+
+def test_units_that_pad_a_row_make_no_nan_of_gradients(sources):
+    problem = PROBLEM.replace(hidden_size=33)
+    inputs = testing.make_inputs(problem)
+    inputs.h0[0, 1, 4] = torch.inf
+    gradients = testing.make_gradients(problem, inputs)
+    found = testing.named(problem, *testing.run_kernel(persistent, problem, inputs, gradients))
+    exact = testing.named(problem, *testing.oracle(problem, inputs, gradients))
+    assert {name: int(value.isnan().sum()) for name, value in found.items()} == {
+        name: int(value.isnan().sum()) for name, value in exact.items()
+    }

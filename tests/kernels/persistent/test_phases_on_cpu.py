@@ -83,6 +83,23 @@ def test_a_phase_without_a_mark_counts_to_the_next_one(monkeypatch, capfd, tmp_p
         assert first.waits == 0
 
 
+def test_phases_of_blocks_in_clusters_are_counted(monkeypatch, capfd, tmp_path, cut_where):
+    cut_where(lambda cut: cut.distributed)
+    sources_on_cpu.launch_on_cpu(monkeypatch, Device.named("h200"))
+    monkeypatch.setattr(compiled, "SOURCES", counting_sources(tmp_path))
+    monkeypatch.setitem(sources_on_cpu._STATEMENTS, "%%globaltimer", "{0} = clock64()")
+    problem = Problem(TIME, 9, 5, 40, dtype=torch.bfloat16, needs_grad=True)
+    inputs = testing.make_inputs(problem)
+    testing.run_kernel(persistent, problem, inputs, testing.make_gradients(problem, inputs))
+    ctypes.CDLL(None).fflush(None)
+    counts = counts_of(capfd.readouterr().out)
+    absent = {"forward": set(), "backward": {"send", "await", "pause"}}
+    for name, phases in absent.items():
+        first, _ = counts[name]
+        assert set(first.phases) == set(PHASES[name]) - phases
+        assert first.steps in (TIME, TIME + 1)
+
+
 def test_a_source_that_has_changed_is_refused(monkeypatch, tmp_path):
     changed = tmp_path / "changed"
     changed.mkdir()

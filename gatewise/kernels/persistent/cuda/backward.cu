@@ -94,9 +94,9 @@ struct Inputs {
     u32 before, dy;  // the state c of the step before, the gradient of the output
 };
 
-// Whether rows may begin or end at different steps. If they do not, what is done in one step alone is no part of the loop with
-// DISTRIBUTED, in which all blocks wait for it in every step.
-constexpr bool LENGTHS_DIFFER = RAGGED || !DISTRIBUTED;
+// Whether the loop has what is done in the first and in the last step of a row alone. With DISTRIBUTED all blocks would wait for it
+// in every step, so that it is outside of the loop where all rows begin and end at the same steps.
+constexpr bool ENDS_IN_LOOP = RAGGED || !DISTRIBUTED;
 constexpr bool FETCHES = !EXACT;  // exact products leave no registers for prefetching
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent_backward(const Backward p) {
@@ -343,7 +343,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
                 const int end = ends.of(at.exists ? at.row : 0);
                 const bool start = !RAGGED ? step == 0 : reverse ? t == 0 : t + 1 == end;
                 const bool finish = !RAGGED ? step == steps : reverse ? t == end : t < 0;
-                const bool active = inside[cell] && (RAGGED ? t >= 0 && t < end : step < steps);
+                // Gradients of units that pad a row are zeros: their kept numbers may be none, as in the forward pass.
+                const bool active = inside[cell] && (!DISTRIBUTED || SIZE == HIDDEN || is_real(at)) && (RAGGED ? t >= 0 && t < end : step < steps);
                 float recurrent = 0.f;
                 if (at.exists) {
 #if DISTRIBUTED
@@ -377,11 +378,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #endif
                 if (episodes.followed(at, parity)) recurrent = dc[cell] = 0.f;
                 // At a row's first step here, this gradient is that of its final state.
-                if (LENGTHS_DIFFER && inside[cell] && start) recurrent = p.dh_n && is_real(at) ? widened(p.dh_n[own_state(at)]) : 0.f;
+                if (ENDS_IN_LOOP && inside[cell] && start) recurrent = p.dh_n && is_real(at) ? widened(p.dh_n[own_state(at)]) : 0.f;
 #if ZONES_HIDDEN
                 recurrent += dh[cell];
 #endif
-                if (LENGTHS_DIFFER && inside[cell] && finish && is_real(at)) {
+                if (ENDS_IN_LOOP && inside[cell] && finish && is_real(at)) {
                     p.dh0[own_state(at)] = (Value)canonical(CARRIES_HIDDEN ? recurrent + dc[cell] : recurrent);
                     if (!CARRIES_HIDDEN) p.dc0[own_state(at)] = (Value)canonical(dc[cell]);
                 }
@@ -481,7 +482,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #if DISTRIBUTED
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell)
-            if (!LENGTHS_DIFFER && inside[cell] && is_real(place_of(cell))) {
+            if (!ENDS_IN_LOOP && inside[cell] && is_real(place_of(cell))) {
                 const size_t place = own_state(place_of(cell));
                 p.dh0[place] = (Value)canonical(CARRIES_HIDDEN ? outer_dh[cell] + dc[cell] : outer_dh[cell]);
                 if (!CARRIES_HIDDEN) p.dc0[place] = (Value)canonical(dc[cell]);

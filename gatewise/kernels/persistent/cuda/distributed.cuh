@@ -48,6 +48,7 @@ struct Arrivals {
 
     __device__ __forceinline__ Arrivals(u64* even, u64* odd) : even(kept_address(shared_address(even))), odd(kept_address(shared_address(odd))) {}
     __device__ __forceinline__ u32 of(int step) const { return step & 1 ? odd : even; }
+    // This wait has no limit: the blocks of a cluster run at the same time, and send in every step.
     __device__ __forceinline__ void await(int step) const {
         while (!has_arrived(of(step), step >> 1 & 1)) {}
     }

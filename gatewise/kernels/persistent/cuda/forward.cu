@@ -357,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
                 if (active[cell]) c[cell] = after.state;
 #endif
                 // Units that pad a row are zeros: their sums are no numbers where a state is infinite.
-                const bool counts = active[cell] && (SIZE == HIDDEN || first_unit + at.unit < SIZE);
+                const bool counts = active[cell] && (!DISTRIBUTED || SIZE == HIDDEN || first_unit + at.unit < SIZE);
                 output[cell] = exchanged(DROPS_HIDDEN ? hidden * masks.factor(cell) : hidden, counts);
 #if DROPS_HIDDEN
                 whole[cell] = active[cell] ? canonical(hidden) : 0u;

@@ -173,7 +173,8 @@ class Checkpointed:
                     else:
                         own_gates, dsums = _of_tokens(gates, at.tokens), _of_tokens(dgates, at.tokens)
                         recomputation.recompute_sums(segmented, at, own_gates, None if over else dsums, scratch)
-                        launches.activate(problem, weights, gates, None if over else dgates, at.tokens.time * batch)
+                        filled = None if over or launch.tiling.distributed else dgates
+                        launches.activate(problem, weights, gates, filled, at.tokens.time * batch)
                     given = (
                         None if above.y is None else [_in_steps(above.y[own.start : own.stop], scratch) for own in both]
                     )

@@ -132,9 +132,8 @@ class _Block(NamedTuple):
             for name, weight in weights.items()
             if name != "few_warps"
         ]
-        most = clusters(device, cut.blocks) * cut.resident_blocks if cut.distributed else None
-        if most is None:
-            most = multiprocessors(device, cut.split) // cut.blocks
+        shared = clusters(device, cut.blocks) * cut.resident_blocks
+        most = shared if cut.distributed else multiprocessors(device, cut.split) // cut.blocks
         return cls(cut, most, tuple(terms), cut.factor_by(weights))
 
 
@@ -229,14 +228,13 @@ def _in_clusters(hidden: int, device: Device, backward: bool, numbers: dict[str,
     possible = device.capability >= (9, 0) and numbers["value_bytes"] == 2 and numbers["cell_size"] is None
     tiles = 2 if backward else 8
     cut = Tiling(hidden, **_DISTRIBUTED, resident=tiles, backward=backward, distributed=True, **numbers)
-    if not (possible and clusters(device, cut.blocks) and fits(cut, device)):
+    gains = not (backward and cut.blocks == 1)
+    if not (possible and gains and clusters(device, cut.blocks) and fits(cut, device)):
         return []
-    # A single block gains in forward passes alone. Two blocks share a multiprocessor only where it was counted how many
-    # clusters that makes: so not where a backward pass leaves multiprocessors free.
-    if backward and cut.blocks == 1:
-        return []
-    together = (1, 2) if _is_counted(device) else (1,)
-    return [cut.replace(resident_blocks=number) for number in together]
+    # Two blocks share a multiprocessor on GPUs of as many as those on which the clusters were counted: so not where a
+    # backward pass leaves multiprocessors free.
+    shared = (1, 2) if _is_counted(device) else (1,)
+    return [cut.replace(resident_blocks=number) for number in shared]
 
 
 def _in_one_wave(block: _Block, number: int) -> bool:
