@@ -42,6 +42,24 @@ def test_calls_whose_rows_end_at_different_steps():
     assert f"{len(ragged)} calls took {geometric(shares(ragged))} of the time" in PAGE
 
 
+def test_layers_in_pairs():
+    ratios = {"forward": [], "backward": []}
+    lines = [line for line in LINES if line["set"] == "layers in pairs" and line["tiling"]]
+    for case in dict.fromkeys((line["case"], line["dtype"], line["pass"]) for line in lines):
+        timed = [line for line in lines if (line["case"], line["dtype"], line["pass"]) == case]
+        several, one = (
+            min(line["us_a_step"] for line in timed if (line["tiling"]["eights"] > 1) == more) for more in (True, False)
+        )
+        ratios[case[2]].append(several / one)
+    forward, backward = ratios["forward"], ratios["backward"]
+    ends = [f"{min(own):.2f} to {max(own):.2f}" for own in (forward, backward)]
+    assert (
+        f"in {len(forward)} shapes of two layers, blocks that multiply several groups take {geometric(forward)} of the "
+        f"time of the others in the forward pass ({ends[0]}) and {geometric(backward)} in the backward pass "
+        f"({ends[1]})."
+    ) in PAGE
+
+
 def test_loops_of_narrower_layers():
     loops = {}
     for line in LINES:
