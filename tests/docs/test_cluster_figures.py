@@ -7,6 +7,9 @@ import math
 import statistics
 from pathlib import Path
 
+from gatewise.contract.device import Device
+from gatewise.contract.ranking import weights
+
 ROOT = Path(__file__).parents[2]
 PAGE = " ".join((ROOT / "docs/kernel-internals.md").read_text("utf-8").split())
 LARGE = "calls with clusters of 9 to 16 blocks in backward passes"
@@ -37,6 +40,23 @@ def test_whole_calls_before_and_after():
         f"changes {len(every)}, which take {geometric(every)} of the time before ({ends(every)}; {geometric(long)} "
         f"from 100 steps on; bfloat16 {geometric(bf16)}, float16 {geometric(fp16)})"
     ) in PAGE
+
+
+def test_resident_clusters():
+    counted = {
+        (line["blocks"], line["blocks_of_a_multiprocessor"]): line["clusters"]
+        for line in lines("clusters.jsonl")
+        if line["set"] == "resident clusters"
+    }
+    known = weights(Device.named("h200"), "persistent clusters")
+    assert {blocks: int(known[str(blocks)]) for blocks in range(1, 9)} == {
+        blocks: counted[blocks, 1] for blocks in range(1, 9)
+    }
+    assert all(counted[blocks, 2] >= 2 * counted[blocks, 1] for blocks in range(2, 9))
+    assert f"An H200 runs {counted[8, 1]} clusters of eight blocks beside each other" in PAGE
+    large = [counted[blocks, 1] for blocks in range(9, 17)]
+    assert (min(large), max(large)) == (7, 9)
+    assert "clusters of 9 to 16 blocks, of which an H200 runs seven to nine," in PAGE
 
 
 def test_calls_with_large_clusters():

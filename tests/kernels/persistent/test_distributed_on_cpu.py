@@ -11,7 +11,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.kernel import persistent
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
-from tests.kernels.persistent.test_sources_on_cpu import check
+from tests.kernels.persistent.test_sources_on_cpu import check, check_nan_stays_in_its_row
 
 DEVICE = Device.named("h200")
 RAGGED = {"layout": Layout.DEVICE_LENGTHS}
@@ -57,13 +57,7 @@ def test_a_slow_block_is_waited_for(sources):
 
 
 def test_nan_stays_in_its_row(sources):
-    inputs = testing.make_inputs(PROBLEM)
-    clean, _ = testing.run_kernel(persistent, PROBLEM, inputs)
-    inputs.h0[0, 4, 3] = torch.nan
-    found, _ = testing.run_kernel(persistent, PROBLEM, inputs)
-    others = [row for row in range(PROBLEM.batch) if row != 4]
-    assert found.y[:, 4].isnan().all()
-    assert torch.equal(found.y[:, others], clean.y[:, others])
+    check_nan_stays_in_its_row(PROBLEM)
 
 
 @pytest.mark.parametrize("hidden_size", [19, 72], ids=["one block", "three blocks"])

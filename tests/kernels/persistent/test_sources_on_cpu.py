@@ -35,6 +35,17 @@ def check(sources, problem, tolerance=3e-5, **given):
     assert {"recurrent_forward", "recurrent_backward"} <= set(sources.launched)
 
 
+def check_nan_stays_in_its_row(problem):
+    """Check that a NaN in the initial hidden state of row 4 reaches the outputs of that row, and no others."""
+    inputs = testing.make_inputs(problem)
+    clean, _ = testing.run_kernel(persistent, problem, inputs)
+    inputs.h0[0, 4, 3] = torch.nan
+    found, _ = testing.run_kernel(persistent, problem, inputs)
+    others = [row for row in range(problem.batch) if row != 4]
+    assert found.y[:, 4].isnan().all()
+    assert torch.equal(found.y[:, others], clean.y[:, others])
+
+
 @pytest.fixture
 def sources(monkeypatch):
     return launch_on_cpu(monkeypatch, DEVICE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gatewise import testing
 from gatewise.cells import GRU, RNN, Regularised
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
@@ -13,7 +12,7 @@ from gatewise.contract.ranking import weights
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.sizes import tiling_choice
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
-from tests.kernels.persistent.test_sources_on_cpu import check
+from tests.kernels.persistent.test_sources_on_cpu import check, check_nan_stays_in_its_row
 
 DEVICE = Device.named("h200").replace(multiprocessors=12)
 RAGGED = {"layout": Layout.DEVICE_LENGTHS}
@@ -79,13 +78,7 @@ def test_values_that_arrive_late_are_copied_again(by_warpgroups):
 
 def test_nan_stays_in_its_row(by_warpgroups):
     by_warpgroups(24)
-    inputs = testing.make_inputs(PROBLEM)
-    clean, _ = testing.run_kernel(persistent, PROBLEM, inputs)
-    inputs.h0[0, 4, 3] = torch.nan
-    found, _ = testing.run_kernel(persistent, PROBLEM, inputs)
-    others = [row for row in range(PROBLEM.batch) if row != 4]
-    assert found.y[:, 4].isnan().all()
-    assert torch.equal(found.y[:, others], clean.y[:, others])
+    check_nan_stays_in_its_row(PROBLEM)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@
 #include "cluster.cuh"
 #include "factors.cuh"
 
-static_assert(UNITS == 32 && WARPS == 8 && SPLIT == 1, "a lane for each unit of a block, and two tiles of its gates for every other warp");
+static_assert(UNITS == 32 && SPLIT == 1, "a lane for each unit of a block");
+static_assert(WARPS == 8, "two tiles of gates, and half of the depth, for each warp of the forward pass");
 static_assert(!STACKED, "layers in pairs exchange values with blocks of other clusters");
 
 constexpr int SPAN = 32;                        // the values that four lanes load, 16 bytes each
@@ -25,16 +26,18 @@ __device__ __forceinline__ constexpr int pitch_of(int values) { return values * 
 __device__ __forceinline__ int own_warp() { return threadIdx.x >> 5; }
 __device__ __forceinline__ int own_part() { return own_warp() >> 2; }
 
-// An address in shared memory that the compiler keeps in a register: to compute it takes longer than most waits of a step.
+// An address in shared memory that the compiler keeps in a register. It would compute the address anew in every step, for which it
+// reads a special register.
 __device__ __forceinline__ u32 kept_address(u32 address) {
     forget_results_of(address);
     return address;
 }
 
-// Adds four products to sums of which even and odd ones do not wait for each other.
+// The sums of a lane in a tile, in two parts, so that not every product waits for the one before it.
 struct Sums {
     float even[4], odd[4];
 
+    // Adds the products of two neighbouring fragments of weights and a lane's values of a span.
     __device__ __forceinline__ void add(const u32 (&first)[4], const u32 (&second)[4], uint4 words) {
         multiply<Factor>(even, first, words.x, words.y);
         multiply<Factor>(odd, second, words.z, words.w);

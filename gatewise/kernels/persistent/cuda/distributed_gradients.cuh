@@ -1,6 +1,6 @@
 // The recurrent product of the backward pass in a cluster: a block multiplies the gradients of its own gate sums, which it has in
 // shared memory, for the units of all blocks, and sends each block the sums of that block's units. A warp multiplies for one
-// block, or for two of sixteen.
+// block, or, with more blocks than warps, for several.
 #pragma once
 #include "distributed.cuh"
 
@@ -19,8 +19,8 @@ struct Weights {
     u32 held[OF_WARP][2][GRADIENT_SPANS * 2][4];  // for each block two tiles of 16 units
 };
 
-// Loads all weights, through the whole shared memory, which is free after the next barrier. `row_of(gate, unit)` returns the address of the block's row of weights, or
-// null for zeros.
+// Loads all weights, through the whole shared memory, which is free after the next barrier. `row_of(gate, unit)` returns the
+// address of the block's row of weights, or null for zeros.
 template <class RowOf>
 __device__ __forceinline__ void load_weights(Weights& weights, char* shared, RowOf row_of) {
     constexpr int CHUNKS = UNITS_OF_ALL / 8;

@@ -3,6 +3,7 @@
 #pragma once
 #include "distributed.cuh"
 
+static_assert(BLOCKS <= 8, "each of eight lanes sends to one block");
 constexpr int SPANS_OF_DEPTH = UNITS_OF_ALL / SPAN;
 constexpr int SPANS_OF_WARP = (SPANS_OF_DEPTH + 1) / 2;
 constexpr int STATE_PITCH = pitch_of(UNITS_OF_ALL);
@@ -38,13 +39,12 @@ __device__ __forceinline__ void load_weights(Weights& weights, PairAt pair_at) {
 struct States {
     u32 memory;  // the address of both buffers in shared memory
     u32 own;     // the place of the lane's eight units in a row
-    u32 distances[(BLOCKS + 7) / 8];  // to the blocks that the lane sends to
+    u32 distance;  // to the block that the lane sends to
     Arrivals arrivals;
 
     __device__ __forceinline__ States(const void* shared, Arrivals arrivals) : memory(kept_address(shared_address(shared))), arrivals(arrivals) {
         own = (cluster_rank() * UNITS + (threadIdx.x & 24)) * 2;
-#pragma unroll
-        for (int i = 0; i < (BLOCKS + 7) / 8; ++i) distances[i] = distance_to(memory, min(i * 8 + (int)(threadIdx.x & 7), BLOCKS - 1));
+        distance = distance_to(memory, min((int)(threadIdx.x & 7), BLOCKS - 1));
     }
 
     // The place of the states after a step; those before the first step are the states after step -1.
@@ -74,9 +74,7 @@ struct States {
         const int first = lane & 24;
         const float4 eight = {bits_of_lane(word, first), bits_of_lane(word, first + 2), bits_of_lane(word, first + 4), bits_of_lane(word, first + 6)};
         const u32 to = memory + after(step) + row * STATE_PITCH + own;
-#pragma unroll
-        for (int i = 0; i < (BLOCKS + 7) / 8; ++i)
-            if (wanted && i * 8 + (lane & 7) < BLOCKS) send(to + distances[i], eight, arrivals.of(step) + distances[i]);
+        if (wanted && (lane & 7) < BLOCKS) send(to + distance, eight, arrivals.of(step) + distance);
     }
 
     // Multiplies the weights with the states before a step; the sums go to `partial`, in shared memory.

@@ -109,7 +109,7 @@ def launch_of(
         chosen.grid,
         chosen.warps * 32,
         launched_shared_bytes(chosen, device),
-        chosen.cluster if chosen.distributed or chosen.split > 1 else 0,
+        chosen.cluster,
         cooperative=not chosen.distributed,
     )
 

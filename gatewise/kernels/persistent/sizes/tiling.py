@@ -112,7 +112,7 @@ class Tiling:
         """Registers of a thread that hold weights."""
         if self.distributed:
             # Of two tiles over half of the depth of all units; or of the gates of 32 units, for two tiles of a block.
-            return 64 * math.ceil(self.blocks / self.warps) if self.backward else 16 * math.ceil(self.blocks / 2)
+            return 64 if self.backward else 16 * math.ceil(self.blocks / 2)
         if self.warpgroups:
             return 4 * self._depth_steps
         return self.resident * self.spans * self._fragments * 4
@@ -167,8 +167,8 @@ class Tiling:
 
     @property
     def cluster(self) -> int:
-        """Blocks of a cluster; 1 for none."""
-        return self.blocks if self.distributed else self.split
+        """Blocks of a cluster; 0 for none."""
+        return self.blocks if self.distributed else self.split if self.split > 1 else 0
 
     @property
     def blocks(self) -> int:

@@ -178,8 +178,7 @@ def _candidates(
         rows = block.cut.rows
         groups = -(-batch // rows)
         together = min(groups, block.most // directions)
-        cut = block.cut
-        if cut.distributed and not _in_one_wave(block, groups * directions):
+        if block.cut.distributed and not _in_one_wave(block, groups * directions):
             continue
         if together and (rows < batch + 8 or rows == 8):
             yield _Candidate(block, groups, together, directions)
