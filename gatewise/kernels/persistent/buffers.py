@@ -18,6 +18,7 @@ from gatewise.kernels.persistent import launches
 from gatewise.kernels.persistent.launches import Masks, Operand, Tokens
 from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.step import carried_size, drops_hidden
+from gatewise.kernels.persistent.sizes.tiling import Tiling
 from gatewise.kernels.stack import Layer, LayerGradients
 
 _LARGEST = 2**31  # the kernels index the values of a row's tokens in 32 bits
@@ -224,6 +225,7 @@ def exchanged(
     entered: tuple[Tensor, ...] | None,
     tokens: Tokens,
     scratch: Scratch,
+    tiling: Tiling,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the memory through which the blocks of a forward pass exchange hidden states, and the initial ones.
 
@@ -235,9 +237,10 @@ def exchanged(
         entered: The tensors of `Entered` that are kept for the backward pass; None or empty if there are none.
         tokens: The order of the tokens.
         scratch: The memory of the call.
+        tiling: The tiling of the pass.
 
     Returns:
-        The hidden states that the blocks exchange, in rows of a multiple of 8 units; the output that the pass writes in
+        The hidden states that the blocks exchange, in padded rows; the output that the pass writes in
         addition, or None if they are the output; and the initial hidden state that enters the first product.
     """
     size, directions = problem.hidden_size, problem.num_directions
@@ -245,9 +248,21 @@ def exchanged(
         states, h0 = entered or new_entered(problem, scratch, tokens)
         torch.mul(layer.h0, masks.kept, out=h0).mul_(masks.scale)
         return states, y, h0
-    if size != hidden_of(size):
-        return tokens.new(scratch, width=directions * hidden_of(size)), y, layer.h0
+    width = exchanged_width(size, tokens.time, tiling)
+    if size != width:
+        return tokens.new(scratch, width=directions * width), y, layer.h0
     return y, None, layer.h0
+
+
+def exchanged_width(size: int, time: int, tiling: Tiling) -> int:
+    """Return the values of a batch row of the hidden states that the blocks of a forward pass exchange.
+
+    Args:
+        size: H.
+        time: The number of steps.
+        tiling: The tiling of the pass.
+    """
+    return tiling.row_width if time > 1 else tiling.hidden
 
 
 def new_result(problem: Problem, x: Tensor, tokens: Tokens, kept: tuple[Tensor, ...]) -> Result:

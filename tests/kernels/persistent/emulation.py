@@ -85,9 +85,10 @@ def fill_unwritten(buffer):
 
 
 def launch(problem, batch, directions, ragged, device):
-    return types.SimpleNamespace(
-        problem=problem, tiling=types.SimpleNamespace(together=_TOGETHER, blocks=1, distributed=False)
-    )
+    hidden = hidden_of(problem.hidden_size)
+    sizes = {"hidden": hidden, "row_width": hidden if hidden < 16 else hidden + 8}
+    tiling = types.SimpleNamespace(together=_TOGETHER, blocks=1, distributed=False, **sizes)
+    return types.SimpleNamespace(problem=problem, tiling=tiling)
 
 
 def _end(time, lengths, row, start):
@@ -139,6 +140,7 @@ def forward_pass(
     *,
     gates,
     y,
+    y_width,
     narrow,
     cells,
     h0,
@@ -159,14 +161,14 @@ def forward_pass(
     if between is not None:
         pair = {"gates": gates, "y": y, "narrow": narrow, "cells": cells}
         states = {"h0": h0, "c0": c0, "h_n": h_n, "c_n": c_n}
-        _forward_pass_of_pair(launch, weights, tokens, pair, states, lengths, keep_gates, between, resets)
+        _forward_pass_of_pair(launch, weights, tokens, pair, y_width, states, lengths, keep_gates, between, resets)
         return
     assert (resets is not None) == launch.problem.resets
     size, directions, batch = launch.problem.hidden_size, weights.directions, tokens.batch
     hidden, cell, code = hidden_of(size), launch.problem.cell, code_of(launch.problem.cell)
     for direction in range(directions):
         sums = _Token(gates[direction], tokens, 4 * hidden, 4 * hidden)
-        outputs = _Token(y[direction], tokens, hidden, directions * hidden)
+        outputs = _Token(y[direction], tokens, hidden, y_width)
         w_hh = at(weights.recurrent[direction], len(cell.gates) * size, size)
         bias = _biases(cell, weights, direction, size)
         for row in range(batch):
@@ -293,12 +295,12 @@ def _surviving(between, values, step, row):
     return values if between.mask is None else values * between.mask[step, row] * between.scale
 
 
-def _forward_pass_of_pair(launch, weights, tokens, pair, states, lengths, keep_gates, between, resets):
+def _forward_pass_of_pair(launch, weights, tokens, pair, y_width, states, lengths, keep_gates, between, resets):
     size, hidden = launch.problem.hidden_size, hidden_of(launch.problem.hidden_size)
     states = states | {"h0": states["h0"].view(2, -1, hidden)}
     for index in range(2):
         if index:
-            below = _Token(pair["y"][0], tokens, hidden, hidden)
+            below = _Token(pair["y"][0], tokens, hidden, y_width)
             sums = _Token(pair["gates"][1], tokens, 4 * hidden, 4 * hidden)
             assert (between.mask is None) == (between.passed is None)
             for row in range(tokens.batch):
@@ -313,6 +315,7 @@ def _forward_pass_of_pair(launch, weights, tokens, pair, states, lengths, keep_g
             _layer_of(weights, index),
             tokens,
             **{name: own[index:] for name, own in pair.items()},
+            y_width=y_width,
             **_states_of(index, **states),
             lengths=lengths,
             keep_gates=keep_gates,

@@ -198,7 +198,7 @@ def test_compiles_with_masks(name, architecture, value_bytes, ragged, cell):
     ids=str,
 )
 def test_next_to_nothing_spills_with_masks(name, size, value_bytes, options):
-    cut = tiling(*size, 1, Device.named("h200"), name == "backward", value_bytes)
+    cut = tiling(*size, 1, Device.named("h200"), name == "backward", value_bytes, masked=True)
     if cut is None:
         pytest.skip("the weights do not fit")
     _, taken = compiled_with_masks(name, "sm_90", cut, with_masks(LSTM(), **options), ragged=False)

@@ -12,8 +12,8 @@
 // Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // SPLIT (1, 2 or 4), ROWS (a multiple of 8), EIGHTS (see product.cuh), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, BUFFERS (see
 // sequence.cuh), STAGED, SHARED_BYTES; DISTRIBUTED (the BLOCKS of a group of rows are one cluster, and exchange values as in
-// distributed_gradients.cuh); RAGGED (rows have lengths), STACKED; PAUSE (in 16 bits: the clock cycles between the
-// stores of a step and the first loads of those of other blocks); RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT
+// distributed_gradients.cuh); RAGGED (rows have lengths), STACKED; PAUSE (the clock cycles between the stores of
+// a step and the first loads of those of other blocks); RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT
 // (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of masks.cuh.
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
@@ -468,7 +468,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
             }
 #if PAUSE
             // Loads that begin before other blocks' values are there have to be repeated.
-            if (!between) while (clock64() - stored < PAUSE) {}
+            if (!between && step < steps) while (clock64() - stored < PAUSE) {}
 #endif
 #if !DISTRIBUTED
             if (!between) begin_product(words, row_at, step + 1);

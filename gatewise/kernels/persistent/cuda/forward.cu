@@ -12,9 +12,9 @@
 // Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // SPLIT (1 or 2), ROWS (a multiple of 8), EIGHTS (see product.cuh), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, BUFFERS (see
 // sequence.cuh), SHARED_BYTES; WARPGROUPS (the product is that of warpgroup_product.cuh); DISTRIBUTED (the BLOCKS of a group of
-// rows are one cluster, and exchange values as in distributed_states.cuh); RAGGED (rows have lengths), STACKED;
-// RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those
-// of masks.cuh.
+// rows are one cluster, and exchange values as in distributed_states.cuh); RAGGED (rows have lengths), STACKED; PAUSE (the
+// clock cycles between the stores of a step and the first loads of those of other blocks); RESETS (see episodes.cuh); DTYPE
+// (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of masks.cuh.
 #define WIDTH (HIDDEN / SPLIT)
 #define TILES (SPLIT * UNITS / 4)
 #define MARKED 0
@@ -37,7 +37,7 @@ struct Forward {
     const Value* weights[2];    // [GATES * SIZE, SIZE]
     const Value* bias_ih[2];    // [GATES * SIZE], or null
     const Value* bias_hh[2];
-    Value* y[2];                // [tokens, D * H], all bits 1 beforehand unless DISTRIBUTED: the outputs, padded; with DROPS_HIDDEN as they enter the product
+    Value* y[2];                // [tokens, y_width], all bits 1 beforehand unless DISTRIBUTED: the outputs, padded; with DROPS_HIDDEN as they enter the product
     Value* narrow[2];           // [tokens, D * SIZE]: the outputs without padding, or null, but not with DROPS_HIDDEN
     Value* cells[2];            // [tokens, H]: the state c of every step, kept for the backward pass, or null
     const Value* h0;            // [D, B, H]; with DROPS_HIDDEN as it enters the product
@@ -50,7 +50,7 @@ struct Forward {
     int start[2];               // the steps of the sequence before the first one here, for each direction
     int keep_gates;
     int time, batch, groups, first_direction, directions;
-    int step, row;
+    int step, row, y_width;
     u32 patience;
     // Only with STACKED.
     const Value* between;       // [GATES * SIZE, SIZE]: the input weights of the second layer, whose `gates` have all bits 1 beforehand
@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
     const bool reverse = direction == 1, second = reverse;
     constexpr bool between = false, waits = false;
 #endif
-    const u32 step_values = p.step * HIDDEN, y_step_values = step_values * p.directions, y_row_values = p.row * p.directions * HIDDEN;
+    const u32 step_values = p.step * HIDDEN, y_step_values = p.step * p.y_width, y_row_values = p.row * p.y_width;
     const Value* const h0 = p.h0 + (size_t)direction * p.batch * HIDDEN;
 #if STACKED
     Value* const y = between && p.mask ? p.dropped : second && !between ? p.y[1] : p.y[0];
@@ -377,6 +377,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
                 if (inside[cell] && lane % VALUES_PER_WORD == 0) store_exchanged(now + y_own[cell], output[cell]);
+#if PAUSE
+            const long long stored = clock64();
+#endif
 #endif
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
@@ -421,6 +424,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #endif
                 }
             }
+#if PAUSE
+            // Loads that begin before other blocks' values are there have to be repeated.
+            if (!between && step + 1 < steps) while (clock64() - stored < PAUSE) {}
+#endif
 #if !DISTRIBUTED
             begin_product(words, row_at, step + 1);
 #endif
@@ -435,7 +442,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
             const Place at = place_of(cell);
             const int end = ends.of(at.row);
             const int n = ends.place(at.row), unit = first_unit + at.unit;
-            Value* const column = y + (size_t)(n * p.row) * p.directions * HIDDEN + unit;
+            Value* const column = y + (size_t)(n * p.row) * p.y_width + unit;
             if (unit < SIZE) {
                 const size_t own_state = (direction * p.batch + n) * (size_t)SIZE + unit;
                 const size_t last = (reverse ? 0 : end - 1) * (size_t)y_step_values;

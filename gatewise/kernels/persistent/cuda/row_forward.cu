@@ -21,7 +21,7 @@ struct Forward {
     const Value* bias_ih[2];    // [GATES * SIZE], or null
     const Value* bias_hh[2];
     const Value* parameters[2]; // [PARAMETERS, SIZE]
-    Value* y[2];                // [tokens, D * H], all bits 1 beforehand: the outputs, padded; with DROPS_HIDDEN as they enter the product
+    Value* y[2];                // [tokens, y_width], all bits 1 beforehand: the outputs, padded; with DROPS_HIDDEN as they enter the product
     Value* narrow[2];           // [tokens, D * SIZE]: the outputs without padding, or null, but not with DROPS_HIDDEN
     float* cells[2];            // [tokens, CARRIED * H]: the carried states of every step, kept for the backward pass, or null
     float* statistics[2];       // [tokens, STATISTICS]: kept, too
@@ -34,7 +34,7 @@ struct Forward {
     const int* order;           // [B]: the order in which batch rows form groups, or null; read only if RAGGED
     int* failure;               // set to 1 when a block gives up waiting
     int time, batch, groups, first_direction, directions;
-    int step, row;
+    int step, row, y_width;
     u32 patience;
 #if RESETS || WITH_MASKS
     const unsigned char* resets;  // [total, B]: the resets of the sequence
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
     const int first_unit = blockIdx.x * UNITS;
     const int direction = p.first_direction + blockIdx.z;
     const bool reverse = direction == 1;
-    const u32 step_values = p.step * HIDDEN, y_step_values = step_values * p.directions, y_row_values = p.row * p.directions * HIDDEN;
+    const u32 step_values = p.step * HIDDEN, y_step_values = p.step * p.y_width, y_row_values = p.row * p.y_width;
     const Value* const h0 = p.h0 + (size_t)direction * p.batch * HIDDEN;
     Value* const y = reverse ? p.y[1] : p.y[0];
     Value* const gates = reverse ? p.gates[1] : p.gates[0];
@@ -223,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
             const Place at = place_of(cell);
             const int end = ends.of(at.row);
             const int n = ends.place(at.row), unit = first_unit + at.unit;
-            Value* const column = y + (size_t)(n * p.row) * p.directions * HIDDEN + unit;
+            Value* const column = y + (size_t)(n * p.row) * p.y_width + unit;
             if (unit < SIZE) {
                 const size_t plane = direction * p.batch + n;
                 const size_t last = (reverse ? 0 : end - 1) * (size_t)y_step_values;

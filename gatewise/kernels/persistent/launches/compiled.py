@@ -117,7 +117,7 @@ def launch_of(
     if not fused:
         exchange = ranking.weights(device, "persistent statistics")
         macros |= {"PAUSE": int(exchange["pause"]), "MOST_BYTES": int(exchange["bytes"])}
-    elif chosen.backward and chosen.value_bytes == 2 and not pair and not chosen.distributed:
+    elif not (pair or chosen.distributed or chosen.warpgroups):
         macros["PAUSE"] = _pause(chosen, device)
 
     # The instructions of warpgroups are those of the architecture with the suffix.
@@ -132,8 +132,13 @@ def launch_of(
 
 def _pause(chosen: Tiling, device: Device) -> int:
     """Return the clock cycles between the stores of a step and the first loads of what other blocks stored."""
-    pauses = ranking.weights(device, "persistent pauses")
-    return int(next(pauses[most] for most in sorted(pauses, key=float) if chosen.blocks <= float(most)))
+    shared = " of a shared depth" if not chosen.backward and chosen.split > 1 else ""
+    pauses = ranking.weights(device, f"persistent pauses {chosen.kind}{shared}")
+    for most, pause in pauses.items():
+        rows, blocks = map(float, most.split(" x "))
+        if chosen.rows <= rows and chosen.blocks <= blocks:
+            return int(pause)
+    raise ValueError(f"no pause for {chosen}")
 
 
 def pointers_of_each_direction(*names: str) -> list[tuple[str, type]]:

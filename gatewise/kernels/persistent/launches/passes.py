@@ -38,7 +38,7 @@ class Forward(ctypes.Structure):
         *pointers_of_each_direction("gates", "weights", "bias_ih", "bias_hh", "y", "narrow", "cells"),
         *_pointers("h0", "c0", "h_n", "c_n", "lengths", "order", "failure"),
         *_numbers("start_forward", "start_reverse", "keep_gates"),
-        *_numbers("time", "batch", "groups", "first_direction", "directions", "step", "row"),
+        *_numbers("time", "batch", "groups", "first_direction", "directions", "step", "row", "y_width"),
         ("patience", ctypes.c_uint),
         *_pointers("between", "dropped", "mask"),
         *_numbers("mask_step", "mask_row"),
@@ -125,6 +125,7 @@ def forward_pass(
     *,
     gates: Pair,
     y: Pair,
+    y_width: int,
     narrow: Pair,
     cells: Pair,
     h0: Tensor,
@@ -146,7 +147,8 @@ def forward_pass(
         weights: The weights.
         tokens: The steps and the order of their tokens.
         gates: The products of the input and the input weights [tokens, 4H], which the kept gates replace.
-        y: The hidden states [tokens, D*H], H padded, filled by `fill_unwritten` unless the tiling is `distributed`.
+        y: The hidden states, in rows of `y_width` values, filled by `fill_unwritten` unless the tiling is `distributed`.
+        y_width: The number of values of a token in `y`, of all directions: D*H, H padded, or more.
         narrow: The outputs without padding [tokens, D*H], or none where nothing is padded.
         cells: The cell states [tokens, H], or none if they are not kept.
         h0: The hidden state before the first step [D, B, H], H padded, contiguous.
@@ -191,6 +193,7 @@ def forward_pass(
         1 if launch.tiling.stacked else weights.directions,
         tokens.step,
         tokens.row,
+        y_width,
         failure.PATIENCE,
         *_between(between),
         *of_episodes_and_masks(resets, masks),

@@ -27,7 +27,7 @@ class _Forward(ctypes.Structure):
         *pointers_of_each_direction("gates", "recurrent", "weights", "bias_ih", "bias_hh", "parameters"),
         *pointers_of_each_direction("y", "narrow", "cells", "statistics"),
         *((name, ctypes.c_void_p) for name in ("ring", "h0", "c0", "h_n", "c_n", "lengths", "order", "failure")),
-        *((name, ctypes.c_int) for name in _SIZES),
+        *((name, ctypes.c_int) for name in (*_SIZES, "y_width")),
         ("patience", ctypes.c_uint),
         ("resets", ctypes.c_void_p),
         ("total", ctypes.c_int),
@@ -116,7 +116,7 @@ def row_forward_pass(
         tokens: The steps and the order of their tokens.
         gates: The products of the input and the input weights [D, T, B, 4H]; the memory of `kept.gates` if they are
             kept.
-        y: The hidden states [T, B, D*H], H padded, filled by `fill_unwritten`.
+        y: The hidden states [T, B, D*W], W at least H padded, filled by `fill_unwritten`.
         narrow: The outputs without padding [T, B, D*H], or None where nothing is padded.
         kept: The memory for what is kept; None in inference.
         h0: The hidden state before the first step [D, B, H], H padded, contiguous.
@@ -147,7 +147,7 @@ def row_forward_pass(
         c0.data_ptr(),
         h_n.data_ptr(),
         c_n.data_ptr(),
-        *_of_rows(launch, tokens, directions, lengths, order, h0.device),
+        *_of_rows(launch, tokens, directions, lengths, order, h0.device, y.shape[-1]),
         *of_episodes_and_masks(resets, masks),
     )
     _run(launch, arguments, directions, h0.device)
@@ -235,9 +235,10 @@ def _of_rows(
     lengths: Tensor | None,
     order: Tensor | None,
     device: torch.device,
+    *widths: int,
 ) -> tuple[int | None, ...]:
     ragged = address(lengths), address(order), failure.flag(device.index).address
-    sizes = tokens.time, tokens.batch, launch.tiling.groups, 0, directions, tokens.step, tokens.row
+    sizes = tokens.time, tokens.batch, launch.tiling.groups, 0, directions, tokens.step, tokens.row, *widths
     return *ragged, *sizes, failure.PATIENCE
 
 

@@ -65,15 +65,16 @@ class Checkpointed:
         size, hidden = problem.hidden_size, hidden_of(problem.hidden_size)
         time, batch, _ = tokens
         pieces = memory.lean_forward_pieces(problem)
-        whole = size == hidden
         launch = launches.forward_launch(problem, batch, directions, layer.lengths is not None, scratch.device)
+        width = buffers.exchanged_width(size, time, launch.tiling)
+        whole = size == width
         polled = not launch.tiling.distributed
         if whole and polled:
             launches.fill_unwritten(y)
         in_place = kept[0].flatten(1, 2) if kept and len(pieces) > 1 else None
         room = max(pieces if in_place is None else pieces[:-1])
         elsewhere = scratch.new_empty(directions, room * batch, 4 * hidden)
-        wide = None if whole else scratch.new_empty(max(pieces), batch, directions * hidden)
+        wide = None if whole else scratch.new_empty(max(pieces), batch, directions * width)
         weights = LayerWeights(layer.weights)
         order = launches.longest_first(launch, layer.lengths, scratch)
         w_ih = [buffers.pad_gates(own.w_ih, problem, scratch).t() for own in layer.weights]
@@ -99,6 +100,7 @@ class Checkpointed:
                 steps,
                 gates=launches.planes(gates),
                 y=outputs if wide is None else launches.columns(wide, directions),
+                y_width=directions * width,
                 narrow=(None, None) if wide is None else outputs,
                 cells=_addresses_of_cells(cells, both),
                 h0=h0,

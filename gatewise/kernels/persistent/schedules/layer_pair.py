@@ -47,18 +47,21 @@ class LayerPair:
         if matrices[1]:
             buffers.pad_gates(layers.weights[1].w_ih, problem, scratch, matrices[1][0])
         outputs: list[Tensor] = [own.y for own in into]
-        wide = outputs if size == hidden else [tokens.new(scratch, width=hidden) for _ in into]
-        dropped = [] if mask is None else [tokens.new(scratch, width=hidden)]
+        launch = launches.pair_launch("forward", problem, tokens.batch, layers.lengths is not None, scratch.device)
+        width = buffers.exchanged_width(size, tokens.time, launch.tiling)
+        wide = outputs if size == width else [tokens.new(scratch, width=width) for _ in into]
+        dropped = [] if mask is None else [tokens.new(scratch, width=width)]
         for buffer in (*wide, *dropped):
             launches.fill_unwritten(buffer)
         passed = dropped[0] if dropped else None
         launches.forward_pass(
-            launches.pair_launch("forward", problem, tokens.batch, layers.lengths is not None, scratch.device),
+            launch,
             LayerWeights(layers.weights),
             tokens,
             gates=_addresses(gates),
             y=_addresses(wide),
-            narrow=(None, None) if size == hidden else _addresses(outputs),
+            y_width=width,
+            narrow=(None, None) if size == width else _addresses(outputs),
             cells=_addresses(cells),
             h0=buffers.with_plain_nan(buffers.pad_columns(layers.h0.flatten(0, 1), scratch), scratch),
             c0=layers.c0,

@@ -63,11 +63,12 @@ class RowCell:
             sums = [tokens.flat(own) for own in gates]
             matrix_products.input_sums(problem, flat, layer.weights, sums, scratch)
         masks = buffers.masks_of(problem, layer)
-        y, narrow, h0 = buffers.exchanged(problem, layer, result.y, masks, entered, tokens, scratch)
+        launch = launches.forward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
+        room = tokens, scratch, launch.tiling
+        y, narrow, h0 = buffers.exchanged(problem, layer, result.y, masks, entered, *room)
         if tokens.time > 1:  # or else nothing is exchanged
             launches.fill_unwritten(y)
         h0 = buffers.with_plain_nan(buffers.pad_columns(h0.flatten(0, 1), scratch), scratch)
-        launch = launches.forward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
         launches.row_forward_pass(
             launch,
             RowWeights(layer.weights, scratch),

@@ -106,8 +106,9 @@ class SingleLayer:
         if first is not None:
             matrix_products.add_to_first_steps(gates, first, layer.lengths)
         masks = buffers.masks_of(problem, layer)
-        y, narrow, h0 = buffers.exchanged(problem, layer, result.y, masks, entered, tokens, scratch)
         launch = launches.forward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
+        room = tokens, scratch, launch.tiling
+        y, narrow, h0 = buffers.exchanged(problem, layer, result.y, masks, entered, *room)
         if tokens.time > 1 and not launch.tiling.distributed:  # or else nothing is exchanged there
             launches.fill_unwritten(y)
         h0 = buffers.with_plain_nan(buffers.pad_columns(h0.flatten(0, 1), scratch), scratch)
@@ -117,6 +118,7 @@ class SingleLayer:
             tokens,
             gates=launches.planes(gates),
             y=launches.columns(y, directions),
+            y_width=y.shape[-1],
             narrow=launches.columns(narrow, directions),
             cells=launches.planes(cells),
             h0=h0,

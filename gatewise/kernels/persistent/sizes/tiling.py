@@ -16,6 +16,7 @@ from gatewise.kernels.cuda import formats
 from gatewise.kernels.persistent.sizes.cell_size import CellSize
 
 _SPAN_BYTES = 64  # of a batch row that a warp multiplies at once
+_LEAST_PADDED_BYTES = 512  # of a batch row
 _MOST_LOADS = 10  # of 16 bytes that a lane has in flight
 _STAGING_BYTES = 80 * 1024  # of a block's weights at a time, unless its sums take more: enough to keep memory busy
 
@@ -236,6 +237,18 @@ class Tiling:
         return (self.tiles - self.resident) * self.warps * self.spans * self._fragments * 512
 
     @property
+    def row_width(self) -> int:
+        """Values from one batch row of exchanged hidden states to the next: whole loads, of 64 bytes each.
+
+        Otherwise half of the loads would be parts of two lines of the cache. In a cluster nothing is loaded, and short
+        rows are not padded because that would take more than a tenth of their memory.
+        """
+        row = self.hidden * self.value_bytes
+        if self.distributed or row < _LEAST_PADDED_BYTES:
+            return self.hidden
+        return _rounded_up(row, _SPAN_BYTES) * _SPAN_BYTES // self.value_bytes
+
+    @property
     def grid(self) -> tuple[int, int, int]:
         """Blocks in x (units), y (groups at work) and z (directions)."""
         return self.blocks, self.together, self.directions
@@ -354,9 +367,14 @@ class Tiling:
     def ranking(self) -> str:
         """The name of the weights that rank such tilings."""
         layer = "wide " if self.wide and not self.warpgroups else ""
-        number = "16-bit" if self.value_bytes == 2 else "exact" if self.exact else "TF32"
         products = " in clusters" if self.distributed else " by warpgroups" if self.warpgroups else ""
-        return f"persistent {layer}{'backward' if self.backward else 'forward'} {number}{products}"
+        return f"persistent {layer}{self.kind}{products}"
+
+    @property
+    def kind(self) -> str:
+        """The pass and its numbers, as names of measured weights have them."""
+        number = "16-bit" if self.value_bytes == 2 else "exact" if self.exact else "TF32"
+        return f"{'backward' if self.backward else 'forward'} {number}"
 
     @property
     def _passes(self) -> int:
