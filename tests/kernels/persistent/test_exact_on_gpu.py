@@ -20,6 +20,7 @@ SHAPES = {
     "many-steps-of-one-row": Problem(200, 1, 64, 1024),
     "clusters": Problem(9, 64, 128, 1024),
     "both-directions": Problem(40, 64, 256, 256, bidirectional=True),
+    "padded-rows": Problem(17, 9, 40, 328, bidirectional=True),
     "projected": Problem(12, 20, 64, 256, 128),
     "ragged": Problem(17, 70, 40, 256, layout=Layout.DEVICE_LENGTHS, bidirectional=True),
 }

@@ -28,6 +28,10 @@ SHAPES = {
     "clusters": Problem(9, 64, 128, 1024),
     "one-row": Problem(30, 1, 64, 1024),
     "weights-in-shared-memory": Problem(6, 16, 64, 2048),
+    "padded-rows": Problem(17, 9, 40, 1000),
+    "padded-rows-ragged": Problem(17, 30, 40, 264, layout=Layout.DEVICE_LENGTHS, bidirectional=True, resets=True),
+    "padded-rows-lean": Problem(24, 20, 40, 296, layout=Layout.DEVICE_LENGTHS, bidirectional=True, lean=True),
+    "padded-rows-of-two-layers": Problem(20, 20, 296, 296, num_layers=2, dropout=0.3),
     "projected": Problem(12, 20, 64, 512, 128, num_layers=2, bidirectional=True),
     "projected-odd": Problem(12, 20, 31, 250, 61, layout=Layout.DEVICE_LENGTHS, bidirectional=True),
 }
@@ -184,7 +188,9 @@ def test_strided_states():
 
 
 @pytest.mark.parametrize("layout", [Layout.DENSE, Layout.DEVICE_LENGTHS], ids=str)
-@pytest.mark.parametrize("sizes", [(7, 6, 16, 64), (1, 5, 8, 32), (9, 1, 8, 61), (12, 70, 40, 200)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(7, 6, 16, 64), (1, 5, 8, 32), (9, 1, 8, 61), (12, 70, 40, 200), (9, 20, 40, 264)], ids=str
+)
 def test_batch_first_is_computed_in_its_own_order(sizes, layout):
     problem = Problem(*sizes, dtype=torch.bfloat16, needs_grad=True, bidirectional=True, num_layers=2, layout=layout)
     inputs = testing.make_inputs(problem, "cuda")

@@ -9,6 +9,7 @@ import torch
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.launches.compiled import backward_launch, forward_launch
 from gatewise.kernels.persistent.sizes.tiling_choice import (
     candidates,
     clusters,
@@ -23,6 +24,7 @@ from tests.pairwise import each_value, exhaustive_unless
 DEVICES = [Device.named(name) for name in ("h200", "b200", "a100", "rtx4090", "a10", "l4")]
 SIZES = (1, 3, 31, 128, 200, 256, 512, 650, 768, 1024, 1150, 1500, 2048)
 BATCHES = (1, 7, 64, 300)
+H200 = Device.named("h200")
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,33 @@ def test_every_choice_is_resident_and_covers_the_problem(device, backward, value
         assert cut.spans * cut.warps * 64 >= cut.depth * value_bytes
         assert 1 <= cut.resident <= cut.tiles
         assert fits(cut, device)
+
+
+@pytest.mark.parametrize("value_bytes", [2, 4])
+def test_rows_of_exchanged_states_are_whole_loads_unless_they_are_short(value_bytes):
+    for hidden in (8, 120, 200, 264, 512, 650, 1000, 1500):
+        cut = tiling(hidden, 20, 1, H200, False, value_bytes)
+        assert cut is not None
+        if cut.distributed or cut.hidden * value_bytes < 512:
+            assert cut.row_width == cut.hidden
+        else:
+            assert cut.row_width * value_bytes % 64 == 0
+            assert 0 <= (cut.row_width - cut.hidden) * value_bytes < 64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("allow_tf32", [False, True])
+def test_blocks_pause_longer_the_more_of_them_wait_for_each_other(dtype, allow_tf32):
+    def pauses(size, batch, **options):
+        problem = Problem(50, batch, size, size, dtype=dtype, allow_tf32=allow_tf32, needs_grad=True, **options)
+        launches = [make(problem, batch, 1, False, H200) for make in (forward_launch, backward_launch)]
+        return [dict(own.source[2]).get("PAUSE") for own in launches if not own.tiling.warpgroups]
+
+    sizes = [264, 512, 768, 1024, 1100]
+    found = {(size, batch): pauses(size, batch) for size in sizes for batch in (1, 8, 20, 64)}
+    assert all(pause is not None and 0 <= pause < 2000 for own in found.values() for pause in own)
+    if dtype == torch.bfloat16:  # in TF32, blocks share a depth
+        assert found[1024, 8][0] > found[264, 8][0]
 
 
 @pytest.mark.parametrize(("value_bytes", "exact"), [(2, False), (4, False), (4, True)], ids=["16-bit", "TF32", "exact"])

@@ -10,8 +10,9 @@ from gatewise.cells import SLSTM, Cell, LayerNormGRU, LayerNormLSTM, PeepholeLST
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.kernel import persistent
+from gatewise.kernels.persistent.launches.compiled import forward_launch
 from gatewise.kernels.persistent.schedules import row_cell
-from gatewise.kernels.persistent.sizes import exactness, tiling_choice
+from gatewise.kernels.persistent.sizes import exactness, tiling, tiling_choice
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 from tests.pairwise import exhaustive
@@ -53,6 +54,14 @@ def sources(monkeypatch):
 @pytest.mark.parametrize("cell", CELLS, ids=named)
 def test_cells(sources, cell):
     check(sources, PROBLEM.replace(cell=cell, bias=cell.bias))
+
+
+def test_rows_of_exchanged_states_that_are_padded(monkeypatch, sources):
+    monkeypatch.setattr(tiling, "_LEAST_PADDED_BYTES", 0)
+    problem = PROBLEM.replace(cell=LayerNormLSTM(), hidden_size=24, bidirectional=True, **RAGGED)
+    launch = forward_launch(problem, problem.batch, 2, True, DEVICE)
+    assert launch.tiling.row_width > launch.tiling.hidden
+    check(sources, problem)
 
 
 # In bfloat16 in clusters, too.

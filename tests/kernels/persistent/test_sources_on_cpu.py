@@ -11,7 +11,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.launches import compiled
-from gatewise.kernels.persistent.sizes import exactness, layer_pairs, tiling_choice
+from gatewise.kernels.persistent.sizes import exactness, layer_pairs, tiling, tiling_choice
 from tests.kernels.persistent.sources_on_cpu import launch_on_cpu
 from tests.pairwise import exhaustive
 
@@ -126,6 +126,27 @@ def test_layers_in_pairs(monkeypatch, sources):
     assert layer_pairs.room_for_two(problem, DEVICE, backward=True)
     check(sources, problem)
     assert sources.launched.count("recurrent_forward") == sources.launched.count("recurrent_backward") == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bidirectional": True, **RAGGED, "dtype": torch.bfloat16},
+        {"num_layers": 2, "dropout": 0.4},
+        {"lean": True, "bidirectional": True},
+        *exhaustive({"hidden_size": 20, "bidirectional": True}, {"lean": True, "hidden_size": 20, **RAGGED}),
+    ],
+    ids=str,
+)
+def test_rows_of_exchanged_states_that_are_padded(monkeypatch, sources, cut, options):
+    """Outputs lie beside the states that blocks exchange, whose rows are whole loads."""
+    monkeypatch.setattr(tiling, "_LEAST_PADDED_BYTES", 0)
+    monkeypatch.setattr(layer_pairs, "stacked_cut", layer_pairs.room_for_two)
+    cut(3)
+    problem = PROBLEM.replace(**options)
+    launch = compiled.forward_launch(problem, problem.batch, 1, False, DEVICE)
+    assert launch.tiling.row_width > launch.tiling.hidden
+    check(sources, problem, 5e-2 if problem.dtype == torch.bfloat16 else 3e-5)
 
 
 @pytest.mark.parametrize("count", [(3,), (1, 1)], ids=str)

@@ -26,6 +26,7 @@ SHAPES = {
     "clusters": Problem(9, 64, 128, 1024),
     "one-row": Problem(30, 1, 64, 1024),
     "long": Problem(300, 16, 128, 128),
+    "padded-rows": Problem(17, 9, 40, 328, layout=Layout.DEVICE_LENGTHS, bidirectional=True),
 }
 
 

@@ -147,7 +147,7 @@ def forward_pass(
         weights: The weights.
         tokens: The steps and the order of their tokens.
         gates: The products of the input and the input weights [tokens, 4H], which the kept gates replace.
-        y: The hidden states, in rows of `y_width` values, filled by `fill_unwritten` unless the tiling is `distributed`.
+        y: The hidden states [tokens, y_width], filled by `fill_unwritten` unless the tiling is `distributed`.
         y_width: The number of values of a token in `y`, of all directions: D*H, H padded, or more.
         narrow: The outputs without padding [tokens, D*H], or none where nothing is padded.
         cells: The cell states [tokens, H], or none if they are not kept.

@@ -1,0 +1,60 @@
+"""The page on the kernels states what pauses and padded rows save, as their record has it."""
+
+from __future__ import annotations
+
+import collections
+import json
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+
+from gatewise.kernels.persistent.sizes.padding import hidden_of
+
+ROOT = Path(__file__).parents[2]
+PAGE = " ".join((ROOT / "docs/kernel-internals.md").read_text("utf-8").split())
+BYTES = {"bf16": 2, "tf32": 4, "fp32": 4}
+
+
+@pytest.fixture(scope="module")
+def ratios():
+    """Return the function that gives the ratios of the times with a pause to those before."""
+    found = collections.defaultdict(lambda: collections.defaultdict(list))
+    for line in (ROOT / "benchmarks/results/pauses.jsonl").read_text("utf-8").splitlines():
+        own = json.loads(line)
+        found[own["dtype"], own["case"]][own["pause"]].append(own["us_a_step"])
+
+    def of(dtype, which, pause, accepts=lambda case: True):
+        return [
+            statistics.fmean(own[which] for own in times[pause])
+            / statistics.fmean(own[which] for own in times["before"])
+            for (numbers, case), times in found.items()
+            if numbers == dtype and pause in times and accepts(case)
+        ]
+
+    return of
+
+
+def summary(values):
+    return f"{math.exp(statistics.fmean(map(math.log, values))):.2f} ({min(values):.2f} to {max(values):.2f}"
+
+
+def test_padded_rows(ratios):
+    def padded(dtype):
+        return lambda case: hidden_of(int(case.split("-")[2])) * BYTES[dtype] % 64 != 0
+
+    bf16, exact = (ratios(dtype, "forward", 0, padded(dtype)) for dtype in ("bf16", "fp32"))
+    assert f"In {len(bf16)} shapes in bfloat16 that this changes, forward loops take" in PAGE
+    assert f"take {summary(bf16).replace(' (', ' of the time (')}) on an H200, and in {len(exact)} with" in PAGE
+    assert f"exact products {summary(exact)[:4]}." in PAGE
+
+
+def test_both_changes(ratios):
+    bf16, tf32, exact = (ratios(dtype, "forward", "chosen") for dtype in BYTES)
+    assert f"forward loops of {len(bf16)} shapes drawn at random take" in PAGE
+    before = summary(bf16).replace(" (", " of the time before in bfloat16 (")
+    assert f"take {before}), of {len(tf32)} in TF32 {summary(tf32)}) and of {len(exact)} with" in PAGE
+    assert f"with exact products {summary(exact)})." in PAGE
+    back = [summary(ratios(dtype, "backward", "chosen")) for dtype in BYTES]
+    assert f"take {back[0]}), {back[1]}) and {back[2]};" in PAGE
