@@ -30,7 +30,7 @@ SHAPES = {
     "weights-in-shared-memory": Problem(6, 16, 64, 2048),
     "padded-rows": Problem(17, 9, 40, 1000),
     "padded-rows-ragged": Problem(17, 30, 40, 264, layout=Layout.DEVICE_LENGTHS, bidirectional=True, resets=True),
-    "padded-rows-lean": Problem(24, 20, 40, 296, layout=Layout.DEVICE_LENGTHS, bidirectional=True, lean=True),
+    "padded-rows-lean": Problem(24, 20, 40, 301, layout=Layout.DEVICE_LENGTHS, bidirectional=True, lean=True),
     "padded-rows-of-two-layers": Problem(20, 20, 296, 296, num_layers=2, dropout=0.3),
     "projected": Problem(12, 20, 64, 512, 128, num_layers=2, bidirectional=True),
     "projected-odd": Problem(12, 20, 31, 250, 61, layout=Layout.DEVICE_LENGTHS, bidirectional=True),

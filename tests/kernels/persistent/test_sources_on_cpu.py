@@ -133,7 +133,7 @@ def test_layers_in_pairs(monkeypatch, sources):
     [
         {"bidirectional": True, **RAGGED, "dtype": torch.bfloat16},
         {"num_layers": 2, "dropout": 0.4},
-        {"lean": True, "bidirectional": True},
+        {"lean": True, "hidden_size": 20, "bidirectional": True},
         *exhaustive({"hidden_size": 20, "bidirectional": True}, {"lean": True, "hidden_size": 20, **RAGGED}),
     ],
     ids=str,
