@@ -31,7 +31,7 @@ _COUNTERS = ("reloads of first", "reloads of second", "waits", "reloads", "steps
 loads of these beyond the first, and the steps."""
 
 PHASES: dict[str, tuple[str, ...]] = {
-    "forward": ("product", "barrier", "cells", "store", "loads", "masks", "keep", "begin"),
+    "forward": ("product", "barrier", "cells", "store", "loads", "masks", "keep", "pause", "begin"),
     "backward": ("product", "barrier", "send", "slopes", "await", "cells", "store", "loads", "masks", "pause", "begin"),
     "row_forward": ("product", "barrier", "sums", "output", "store", "loads", "masks", "keep", "begin"),
     "row_backward": (
@@ -286,7 +286,8 @@ _MARKS: dict[str, tuple[tuple[Callable[[str, str, str], str], str, str], ...]] =
         (_before, f"#else\n{_OUTPUT}", "store"),
         (_before, _OUTPUT, "cells"),
         *_FORWARD,
-        (_before, f"#if !DISTRIBUTED\n{_NEXT}", "keep"),
+        (_before, "#if PAUSE\n            // Loads", "keep"),
+        (_before, f"#if !DISTRIBUTED\n{_NEXT}", "pause"),
         (_after, _NEXT, "begin"),
         (_after, "            if (step > 0) states.arrivals.await(step - 1);", "begin"),
         (_after, _STATES, "product"),

@@ -58,6 +58,8 @@ CASES = (
     Case("odd_333_exact", "words", 333, 30, 33, tf32=False, rate=1e-3),
     Case("projected", "words", 512, 35, 20, layers=2, projection=128, autocast="bfloat16", rate=1e-3),
     Case("characters", "words", 128, 200, 16, rate=2e-3),
+    Case("characters_autocast", "words", 128, 200, 16, autocast="bfloat16", rate=2e-3),
+    Case("characters_scaled", "words", 200, 100, 24, autocast="float16", scaled=True, rate=2e-3),
     Case("bfloat16_weights", "words", 512, 35, 64, layers=2, dtype="bfloat16", rate=1e-3),
     Case("classifier", "classes", 64, 50, 32, layers=2, bidirectional=True, rate=1e-3),
     Case("classifier_odd_autocast", "classes", 61, 40, 31, layers=2, bidirectional=True, autocast="bfloat16"),

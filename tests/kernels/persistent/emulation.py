@@ -86,7 +86,7 @@ def fill_unwritten(buffer):
 
 def launch(problem, batch, directions, ragged, device):
     hidden = hidden_of(problem.hidden_size)
-    sizes = {"hidden": hidden, "row_width": hidden if hidden < 16 else -(-hidden // 16) * 16}
+    sizes = {"hidden": hidden, "row_width": hidden + 8}
     tiling = types.SimpleNamespace(together=_TOGETHER, blocks=1, distributed=False, **sizes)
     return types.SimpleNamespace(problem=problem, tiling=tiling)
 

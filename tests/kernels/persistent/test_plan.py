@@ -1,13 +1,16 @@
 """The choice of a tiling is arithmetic: every choice must fit the device it is made for."""
 
 import itertools
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
+from gatewise.contract.ranking import weights
 from gatewise.kernels.persistent.kernel import persistent
 from gatewise.kernels.persistent.launches.compiled import backward_launch, forward_launch
 from gatewise.kernels.persistent.sizes.tiling_choice import (
@@ -19,12 +22,14 @@ from gatewise.kernels.persistent.sizes.tiling_choice import (
     stacked_tiling,
     tiling,
 )
+from gatewise.selection import points
 from tests.pairwise import each_value, exhaustive_unless
 
 DEVICES = [Device.named(name) for name in ("h200", "b200", "a100", "rtx4090", "a10", "l4")]
 SIZES = (1, 3, 31, 128, 200, 256, 512, 650, 768, 1024, 1150, 1500, 2048)
 BATCHES = (1, 7, 64, 300)
 H200 = Device.named("h200")
+RANKINGS = Path(points.__file__).parent / "rates/rankings/nvidia-h200.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -70,19 +75,41 @@ def test_rows_of_exchanged_states_are_whole_loads_unless_they_are_short(value_by
             assert 0 <= (cut.row_width - cut.hidden) * value_bytes < 64
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("allow_tf32", [False, True])
-def test_blocks_pause_longer_the_more_of_them_wait_for_each_other(dtype, allow_tf32):
-    def pauses(size, batch, **options):
-        problem = Problem(50, batch, size, size, dtype=dtype, allow_tf32=allow_tf32, needs_grad=True, **options)
-        launches = [make(problem, batch, 1, False, H200) for make in (forward_launch, backward_launch)]
-        return [dict(own.source[2]).get("PAUSE") for own in launches if not own.tiling.warpgroups]
+@pytest.mark.parametrize(
+    ("dtype", "allow_tf32"),
+    [(torch.bfloat16, True), (torch.float32, True), (torch.float32, False)],
+    ids=["16-bit", "TF32", "exact"],
+)
+def test_every_launch_pauses_as_long_as_the_rankings_say(dtype, allow_tf32):
+    for size, batch in itertools.product([264, 512, 768, 1024, 1100], [1, 8, 20, 64]):
+        problem = Problem(50, batch, size, size, dtype=dtype, allow_tf32=allow_tf32, needs_grad=True)
+        for make in (forward_launch, backward_launch):
+            launch = make(problem, batch, 1, False, H200)
+            cut, macros = launch.tiling, dict(launch.source[2])
+            if cut.warpgroups:
+                assert "PAUSE" not in macros
+                continue
+            shared = " of a shared depth" if not cut.backward and cut.split > 1 else ""
+            sizes = cut.rows, cut.blocks, math.prod(cut.grid)
+            pauses = weights(H200, f"persistent pauses {cut.kind}{shared}")
+            fitting = [
+                pause
+                for limits, pause in pauses.items()
+                if all(own <= float(limit) for own, limit in zip(sizes, limits.split(" x "), strict=True))
+            ]
+            assert macros["PAUSE"] == fitting[0]
 
-    sizes = [264, 512, 768, 1024, 1100]
-    found = {(size, batch): pauses(size, batch) for size in sizes for batch in (1, 8, 20, 64)}
-    assert all(pause is not None and 0 <= pause < 2000 for own in found.values() for pause in own)
-    if dtype == torch.bfloat16:  # in TF32, blocks share a depth
-        assert found[1024, 8][0] > found[264, 8][0]
+
+def test_the_last_pause_of_a_ranking_is_that_of_all_other_tilings():
+    rankings = [json.loads(line) for line in RANKINGS.read_text("utf-8").splitlines()]
+    found = [own["weights"] for own in rankings if own["ranking"].startswith("persistent pauses")]
+    assert len(found) == 7
+    for pauses in found:
+        assert [*pauses][-1] == "inf x inf x inf"
+        limits = [tuple(map(float, most.split(" x "))) for most in pauses]
+        for index, earlier in enumerate(limits):  # or else a later one would never be reached
+            later = limits[index + 1 :]
+            assert not any(all(a <= b for a, b in zip(own, earlier, strict=True)) for own in later)
 
 
 @pytest.mark.parametrize(("value_bytes", "exact"), [(2, False), (4, False), (4, True)], ids=["16-bit", "TF32", "exact"])

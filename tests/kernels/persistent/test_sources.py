@@ -29,7 +29,8 @@ ARCHITECTURES = {"sm_80": "a100", "sm_86": "a10", "sm_89": "l4", "sm_90": "h200"
 @functools.cache
 def compiled(name, architecture, cut, *, float16=False, ragged=False, resets=False, cell=LSTM()):  # noqa: B008
     dtype = torch.float32 if cut.value_bytes == 4 else torch.float16 if float16 else torch.bfloat16
-    macros = {"SIZE": cut.hidden - 1, **cut.macros(dtype, ragged, resets=resets)}
+    pause = {} if cut.distributed or cut.warpgroups or cut.stacked else {"PAUSE": 900}
+    macros = {"SIZE": cut.hidden - 1, **pause, **cut.macros(dtype, ragged, resets=resets)}
     return toolchain.compile_afresh(SOURCES / f"{name}.cu", architecture, macros, device_code(cell))
 
 

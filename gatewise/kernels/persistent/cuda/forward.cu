@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
     const bool reverse = direction == 1, second = reverse;
     constexpr bool between = false, waits = false;
 #endif
-    const u32 step_values = p.step * HIDDEN, y_step_values = p.step * p.y_width, y_row_values = p.row * p.y_width;
+    const u32 step_values = p.step * HIDDEN, y_step_values = (u32)p.step * p.y_width, y_row_values = (u32)p.row * p.y_width;
     const Value* const h0 = p.h0 + (size_t)direction * p.batch * HIDDEN;
 #if STACKED
     Value* const y = between && p.mask ? p.dropped : second && !between ? p.y[1] : p.y[0];

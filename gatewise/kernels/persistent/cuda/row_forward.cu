@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
     const int first_unit = blockIdx.x * UNITS;
     const int direction = p.first_direction + blockIdx.z;
     const bool reverse = direction == 1;
-    const u32 step_values = p.step * HIDDEN, y_step_values = p.step * p.y_width, y_row_values = p.row * p.y_width;
+    const u32 step_values = p.step * HIDDEN, y_step_values = (u32)p.step * p.y_width, y_row_values = (u32)p.row * p.y_width;
     const Value* const h0 = p.h0 + (size_t)direction * p.batch * HIDDEN;
     Value* const y = reverse ? p.y[1] : p.y[0];
     Value* const gates = reverse ? p.gates[1] : p.gates[0];

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,10 +134,9 @@ def launch_of(
 def _pause(chosen: Tiling, device: Device) -> int:
     """Return the clock cycles between the stores of a step and the first loads of what other blocks stored."""
     shared = " of a shared depth" if not chosen.backward and chosen.split > 1 else ""
-    pauses = ranking.weights(device, f"persistent pauses {chosen.kind}{shared}")
-    for most, pause in pauses.items():
-        rows, blocks = map(float, most.split(" x "))
-        if chosen.rows <= rows and chosen.blocks <= blocks:
+    sizes = chosen.rows, chosen.blocks, math.prod(chosen.grid)
+    for most, pause in ranking.weights(device, f"persistent pauses {chosen.kind}{shared}").items():
+        if all(size <= float(limit) for size, limit in zip(sizes, most.split(" x "), strict=True)):
             return int(pause)
     raise ValueError(f"no pause for {chosen}")
 
