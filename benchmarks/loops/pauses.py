@@ -105,6 +105,7 @@ def line_of(
     }
     return {
         "benchmark": "pauses",
+        "set": "loops",
         "case": case,
         "dtype": precision.name,
         "pause": pause,
