@@ -240,8 +240,8 @@ def exchanged(
         tiling: The tiling of the pass.
 
     Returns:
-        The hidden states that the blocks exchange, in padded rows; the output that the pass writes in
-        addition, or None if they are the output; and the initial hidden state that enters the first product.
+        The hidden states that the blocks exchange, in padded rows; the output that the pass writes in addition, or None
+        if they are the output; and the initial hidden state that enters the first product.
     """
     size, directions = problem.hidden_size, problem.num_directions
     if masks is not None and masks.kept is not None:
