@@ -257,7 +257,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
             const int after = between ? steps - 1 - step : reverse ? step - 1 : steps - step;
             const u32 n = min(ends.place(row), p.batch - 1);
             const bool polled = (between ? step < steps : step > 0 && step <= steps) && (!RAGGED || after < ends.of(row));
+#if ORDERED
+            const u32 place = (n >> 3) * (8 * 4 * HIDDEN) + (n & 7) * SPAN + rank * WIDTH * 8 + (threadIdx.x >> 5) * SPANS * SPAN * 8 + (threadIdx.x & 3) * (SPAN / 4);
+#else
             const u32 place = n * (p.row * 4 * HIDDEN) + rank * WIDTH + depth_of(0);
+#endif
             return {step_of(dgates, polled ? after : 0, 4 * step_values) + place, polled, polled};
         };
         InFlight words;
@@ -412,7 +416,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
                 grads[cell] = active ? narrowed(grad) : four_zeros();  // of the unit, in the order of the gates
                 own_gradients.keep(step, at.row, at.unit, grads[cell]);
 #else
+#if ORDERED
+                grads[cell] = active ? narrowed(grad) : four_zeros();
+#else
                 grads[cell] = exchanged(grad, active);
+#endif
 #endif
             }
 #if DISTRIBUTED
@@ -436,6 +444,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #if DISTRIBUTED
                 const FourGates turned = transposed(grads[cell]);
                 store_gates_if(stores, step_of(dgates, t, 4 * step_values) + four_own[cell], turned);
+#elif ORDERED
+                const int depth = (first_unit + at.unit) * 4;
+                Value* const to = step_of(dgates, t, 4 * step_values) + (u32)((row >> 3) * (8 * 4 * HIDDEN) + (row & 7) * SPAN + depth / SPAN * 8 * SPAN + depth % SPAN);
+                if (stores) store_exchanged(to, grads[cell]);
+#if ORDERED > 1
+                const FourGates turned = transposed(grads[cell]);
+                store_gates_if(stores, (Value*)step_of(gates, t, 4 * step_values) + four_own[cell], turned);
+#endif
 #else
                 store_exchanged_gates_if(stores, step_of(dgates, t, 4 * step_values), row, first_unit + at.unit, grads[cell]);
 #endif

@@ -223,6 +223,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
             own[cell] = n * p.row * HIDDEN + unit;
             four_own[cell] = gates_place(n * p.row, unit);
             y_own[cell] = n * y_row_values + unit;
+#if ORDERED
+            y_own[cell] = (n >> 3) * (8 * HIDDEN) + (n & 7) * SPAN + unit / SPAN * 8 * SPAN + unit % SPAN;
+#endif
             c[cell] = inside[cell] && unit < SIZE ? widened(p.c0[(direction * p.batch + n) * SIZE + unit]) : 0.f;
 #if ZONES_HIDDEN
             h[cell] = inside[cell] && unit < SIZE ? widened(p.masks.hidden[(direction * p.batch + n) * SIZE + unit]) : 0.f;
@@ -236,7 +239,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
             const int t = reverse ? steps - 1 - step : step, before = between ? t : reverse ? t + 1 : t - 1;
             const u32 n = min(ends.place(row), p.batch - 1);
             const bool polled = (between || step > 0) && step < steps && (!RAGGED || max(t, before) < ends.of(row));
+#if ORDERED
+            const u32 place = (n >> 3) * (8 * HIDDEN) + (n & 7) * SPAN + rank * WIDTH * 8 + (threadIdx.x >> 5) * SPANS * SPAN * 8 + (threadIdx.x & 3) * (SPAN / 4);
+#else
             const u32 place = n * (polled ? y_row_values : HIDDEN) + rank * WIDTH + depth_of(0);
+#endif
             return {(polled ? step_of(y, before, y_step_values) : h0) + place, polled, !RAGGED || t < ends.of(row)};
         };
 #endif
@@ -377,6 +384,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
                 if (inside[cell] && lane % VALUES_PER_WORD == 0) store_exchanged(now + y_own[cell], output[cell]);
+#if ORDERED
+            if (!narrow)
+#pragma unroll
+            for (int cell = 0; cell < CELLS; ++cell)
+                if (inside[cell] && lane % VALUES_PER_WORD == 0) *(u32*)(p.h_n + (own[cell] & ~1)) = output[cell];
+#endif
 #endif
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
@@ -421,6 +434,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #endif
                 }
             }
+#if FPAUSE
+            const long long stored = clock64();
+            while (clock64() - stored < FPAUSE) {}
+#endif
 #if !DISTRIBUTED
             begin_product(words, row_at, step + 1);
 #endif

@@ -8,6 +8,9 @@
 #pragma once
 #include "factors.cuh"
 
+#ifndef ORDERED
+#define ORDERED 0
+#endif
 #ifndef EIGHTS
 #define EIGHTS 1
 #endif
@@ -197,7 +200,7 @@ __device__ __forceinline__ void add_product(float (&sum)[4], const Fragment& fra
 __device__ __forceinline__ uint4 load_span(Row row, int span) {
     const bool wanted = !RAGGED || row.counted;  // nothing is loaded for rows that have ended
     const bool exists = span < SPANS && (WARPS * SPANS * SPAN <= WIDTH || depth_of(span) < WIDTH);
-    return wanted && exists ? load_exchanged(row.data + span * SPAN) : make_uint4(0, 0, 0, 0);
+    return wanted && exists ? load_exchanged(row.data + span * (ORDERED ? 8 * SPAN : SPAN)) : make_uint4(0, 0, 0, 0);
 }
 
 using Words = uint4[EIGHTS][CHUNK];  // of an item: for each of its groups of eight rows, those of a poll
@@ -236,7 +239,18 @@ __device__ __forceinline__ bool is_missing(const Words& words, RowOf row_of, int
 
 template <class RowOf>
 __device__ __forceinline__ void await_item(Words& words, RowOf row_of, int item, Patience& patience) {
+#if SELECTIVE
+    while (is_missing(words, row_of, item) && patience.is_left()) {
+        for_groups(item, [&](int which, int group) {
+            const Row row = row_of(row_of_lane(group));
+#pragma unroll
+            for (int c = 0; c < CHUNK; ++c)
+                if (is_unwritten(words[which][c])) words[which][c] = load_span(row, item % POLLS * CHUNK + c);
+        });
+    }
+#else
     while (is_missing(words, row_of, item) && patience.is_left()) load_item(words, row_of, item);
+#endif
 }
 
 // Whether each load of a later item is issued as soon as the products with the value in its registers are, and not all loads
