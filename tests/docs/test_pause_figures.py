@@ -67,3 +67,25 @@ def test_whole_calls():
     calls = [call["us"] / call["us_before"] for call in lines if call["set"] == "calls"]
     told = f"the {len(calls)} whose forward loops this changes most take {summary(calls)}), all products included."
     assert told.replace(" (", " of the time before (", 1) in PAGE
+
+
+def test_a_sketch_with_rows_in_the_order_of_the_loads():
+    found = collections.defaultdict(lambda: collections.defaultdict(list))
+    for line in map(json.loads, (ROOT / "benchmarks/results/loops.jsonl").read_text("utf-8").splitlines()):
+        if line.get("what", "").startswith("exchanged rows: "):
+            found[line["what"].removeprefix("exchanged rows: ")][tuple(line["case"])].append(line["us_a_step"])
+
+    def against_present_rows(what, which):
+        return [
+            statistics.fmean(own[which] for own in found[what][case]) / statistics.fmean(own[which] for own in present)
+            for case, present in found["as they are"].items()
+        ]
+
+    ordered = [against_present_rows("in the order of the loads", which) for which in ("forward", "backward")]
+    forward, backward = map(summary, ordered)
+    assert (
+        f"forward loops of {len(ordered[0])} shapes in bfloat16 take {forward.replace(' (', ' of the time (')})" in PAGE
+    )
+    assert f"and backward loops {backward})." in PAGE
+    again = summary(against_present_rows("as they are; missing words alone are loaded again", "forward"))
+    assert f"words again that were missing takes {again[:4]} times as long in forward loops" in PAGE
