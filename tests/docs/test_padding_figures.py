@@ -46,4 +46,4 @@ def test_the_calls_that_were_measured_again_are_counted():
     found = [point for point in points.points(H200.name) if point.kernel == "stepwise"]
     again = [point for point in found if point.record.commit == "ec0336b" and padded(point.problem, H200) is not None]
     page = " ".join((ROOT / "docs/how-to/tune-a-gpu.md").read_text("utf-8").split())
-    assert f"whose sizes `stepwise` rounds up, {len(again)} of the H200 were measured again" in page
+    assert f"#sizes-that-are-rounded-up) | {len(again)} |" in page
