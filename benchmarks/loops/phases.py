@@ -264,7 +264,7 @@ _FORWARD_MASKS, _BACKWARD_MASKS = _ADVANCE.format("-", "+"), _ADVANCE.format("+"
 _ARRIVAL = "                while (!has_arrived(&arrival, parity)) {}"
 _NEXT = "            begin_product(words, row_at, step + 1);"
 _DGATES = (
-    "store_exchanged_gates(step_of(dgates, t, 4 * step_values), ends.place(at.row) * p.row, first_unit + at.unit, "
+    "store_exchanged_gates(step_of(dgates, t, 4 * step_values), ends.batch_row(at.row) * p.row, first_unit + at.unit, "
 )
 _BARRIER = (_after, "            __syncthreads();", "barrier")
 _BOTH = ((_after, _PRODUCT.format("warp"), "product"), _BARRIER)

@@ -52,11 +52,11 @@ def test_whole_calls_before_and_after():
 
 
 def test_the_depth_is_not_shared_in_16_bits():
-    """The page says what it takes in the layer of 1500 units."""
+    """Sharing it took as long as not sharing it in the layer of 1500 units."""
     found = {
         line["tiling"]["split"]: line["us_a_step"]
         for line in reversed(LINES)
         if (line["case"], line["dtype"], line["pass"]) == ("35-20-1500", "bf16", "forward")
     }
-    assert f"{found[2]:.2f} us a step" in PAGE
+    assert found[2] == pytest.approx(found[1], rel=0.01)
     assert f"From {LEAST} hidden units on" in PAGE

@@ -141,7 +141,7 @@ def forward_pass(
     gates,
     y,
     y_width,
-    narrow,
+    unpadded,
     cells,
     h0,
     c0,
@@ -159,7 +159,7 @@ def forward_pass(
         return
     assert masks is None
     if between is not None:
-        pair = {"gates": gates, "y": y, "narrow": narrow, "cells": cells}
+        pair = {"gates": gates, "y": y, "unpadded": unpadded, "cells": cells}
         states = {"h0": h0, "c0": c0, "h_n": h_n, "c_n": c_n}
         _forward_pass_of_pair(launch, weights, tokens, pair, y_width, states, lengths, keep_gates, between, resets)
         return
@@ -176,8 +176,8 @@ def forward_pass(
             end = _end(tokens.time, lengths, row, starts[direction])
             for step in range(end, tokens.time):
                 outputs[step, row].zero_()
-                if narrow[0] is not None:
-                    _Token(narrow[direction], tokens, size, directions * size)[step, row].zero_()
+                if unpadded[0] is not None:
+                    _Token(unpadded[direction], tokens, size, directions * size)[step, row].zero_()
             begins = _of_episodes(launch.problem, resets, lengths, row, direction, starts)
             for step in _steps(direction, end):
                 if begins(step):
@@ -186,8 +186,8 @@ def forward_pass(
                 given = _of_input(cell, four[: len(cell.gates), :size])
                 activated, c, h = code.stepped(given + _recurrent(cell, (w_hh @ h).view(-1, size)) + bias, c)
                 outputs[step, row].zero_()[:size] = h
-                if narrow[0] is not None:
-                    _Token(narrow[direction], tokens, size, directions * size)[step, row].copy_(h)
+                if unpadded[0] is not None:
+                    _Token(unpadded[direction], tokens, size, directions * size)[step, row].copy_(h)
                 if keep_gates:
                     four.zero_()[:, :size] = activated
                 if cells[direction] is not None:

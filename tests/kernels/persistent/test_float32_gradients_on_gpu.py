@@ -44,10 +44,10 @@ def test_they_are_the_rounded_ones_before_rounding(name):
     problem = SHAPES[name].replace(dtype=torch.bfloat16, needs_grad=True)
     inputs = testing.make_inputs(problem, "cuda")
     gradients = testing.make_gradients(problem, inputs)
-    _, narrow = testing.run_kernel(persistent, problem, inputs, gradients)
+    _, unpadded = testing.run_kernel(persistent, problem, inputs, gradients)
     assert gradients_dtype(problem.replace(float32_gradients=True)) == torch.float32
     _, wide = testing.run_kernel(persistent, problem.replace(float32_gradients=True), inputs, gradients)
-    for one, other in zip(narrow.weights, wide.weights, strict=True):
+    for one, other in zip(unpadded.weights, wide.weights, strict=True):
         assert one.dtype == torch.bfloat16
         assert other.dtype == torch.float32
         assert one.shape == other.shape

@@ -10,7 +10,7 @@
 // the first layer.
 //
 // Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
-// SPLIT (1, 2 or 4), ROWS (a multiple of 8), EIGHTS (see product.cuh), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, BUFFERS (see
+// SPLIT (1, 2 or 4), ROWS (a multiple of 8), WARPS, EIGHTS, SPANS, RESIDENT, CHUNK and MOST_AHEAD (see product.cuh), BUFFERS (see
 // sequence.cuh), STAGED, SHARED_BYTES; DISTRIBUTED (the BLOCKS of a group of rows are one cluster, and exchange values as in
 // distributed_gradients.cuh); RAGGED (rows have lengths), STACKED; PAUSE (the clock cycles between the stores of
 // a step and the first loads of those of other blocks); RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT
@@ -212,9 +212,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
         // Only the state before a step is loaded: the state after it is the one that was `before` of the step visited last.
         // A cell that does not exist has the addresses of the first row, which it does not use.
         auto row_of_group = [&](Place at) { return BRANCHES || at.exists ? at.row : 0; };
-        auto own_state = [&](Place at) { return (direction * p.batch + ends.place(row_of_group(at))) * (size_t)SIZE + first_unit + at.unit; };
+        auto own_state = [&](Place at) { return (direction * p.batch + ends.batch_row(row_of_group(at))) * (size_t)SIZE + first_unit + at.unit; };
         auto is_real = [&](Place at) { return first_unit + at.unit < SIZE; };
-        auto dy_column = [&](Place at) { return (u32)(ends.place(row_of_group(at)) * p.row * p.directions * dy_width + first_unit + at.unit); };
+        auto dy_column = [&](Place at) { return (u32)(ends.batch_row(row_of_group(at)) * p.row * p.directions * dy_width + first_unit + at.unit); };
 #if DISTRIBUTED
         const Value* initial_state[CELLS];
 #pragma unroll
@@ -240,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
             const Place at = place_of(cell);
-            const int unit = first_unit + at.unit, n = ends.place(at.exists ? at.row : 0);
+            const int unit = first_unit + at.unit, n = ends.batch_row(at.exists ? at.row : 0);
             inside[cell] = at.exists && has_place(unit) && first_row + at.row < p.batch;
             own[cell] = n * p.row * HIDDEN + unit;
             four_own[cell] = gates_place(n * p.row, unit);
@@ -255,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
         auto row_at = [&](int row, int step) -> Row {
             // The step visited before; for the blocks between the layers, this step.
             const int after = between ? steps - 1 - step : reverse ? step - 1 : steps - step;
-            const u32 n = min(ends.place(row), p.batch - 1);
+            const u32 n = min(ends.batch_row(row), p.batch - 1);
             const bool polled = (between ? step < steps : step > 0 && step <= steps) && (!RAGGED || after < ends.of(row));
             const u32 place = n * (p.row * 4 * HIDDEN) + rank * WIDTH + depth_of(0);
             return {step_of(dgates, polled ? after : 0, 4 * step_values) + place, polled, polled};
@@ -362,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #if STACKED
                 if (between) {
                     if (p.mask && active && is_real(at)) {
-                        const size_t token = t * (size_t)p.mask_step + ends.place(at.row) * (size_t)p.mask_row;
+                        const size_t token = t * (size_t)p.mask_step + ends.batch_row(at.row) * (size_t)p.mask_row;
                         recurrent *= p.mask[token + first_unit + at.unit] ? p.scale : 0.f;
                     }
                     handed[cell] = exchanged(recurrent, active);
@@ -426,7 +426,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
                 const bool stores = inside[cell] && t >= 0 && t < steps;
                 if ((BRANCHES || between) && !stores) continue;
                 const Place at = place_of(cell);
-                const int row = ends.place(row_of_group(at)) * p.row;
+                const int row = ends.batch_row(row_of_group(at)) * p.row;
 #if STACKED
                 if (between) {
                     if (lane % VALUES_PER_WORD == 0) store_exchanged(step_of(p.dy_between, t, step_values) + (u32)(row * HIDDEN + first_unit + at.unit), handed[cell]);
@@ -473,7 +473,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #if !DISTRIBUTED
             if (!between) begin_product(words, row_at, step + 1);
             episodes.advance(ends, reverse ? t + 2 : t - 2, parity);
-            release_sums();
+            barrier_if_one_buffer();
 #else
             // In the next step they would come after a wait.
             find_slopes(parity ^ 1);

@@ -15,7 +15,7 @@ static_assert(!STACKED, "layers in pairs exchange values with blocks of other cl
 
 constexpr int SPAN = 32;                        // the values that four lanes load, 16 bytes each
 constexpr int UNITS_OF_ALL = BLOCKS * UNITS;    // the hidden units of all blocks, of which the last have weights of zero
-constexpr int NEIGHBOURS = ROWS / 8;            // groups of eight batch rows, the width of a tensor-core tile
+constexpr int GROUPS_OF_EIGHT = ROWS / 8;            // groups of eight batch rows, the width of a tensor-core tile
 constexpr int PARTS = 2;                        // the sums of each value in the forward pass
 constexpr int PARTIAL_STRIDE = TILES * 16 + 4;  // in floats; the padding avoids bank conflicts of stores
 constexpr int PARTIAL_FLOATS = ROWS * PARTIAL_STRIDE;

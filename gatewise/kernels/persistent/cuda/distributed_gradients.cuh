@@ -84,11 +84,11 @@ struct Gradients {
 #pragma unroll
         for (int turn = 0; turn < OF_WARP; ++turn) {
             if (turn * WARPS + WARPS > BLOCKS && own_warp() + turn * WARPS >= BLOCKS) break;
-            Sums sums[NEIGHBOURS][2] = {};
+            Sums sums[GROUPS_OF_EIGHT][2] = {};
 #pragma unroll
             for (int span = 0; span < GRADIENT_SPANS; ++span)
 #pragma unroll
-                for (int group = 0; group < NEIGHBOURS; ++group) {
+                for (int group = 0; group < GROUPS_OF_EIGHT; ++group) {
                     const uint4 words = load_shared(from + group * 8 * GRADIENT_PITCH + span * SPAN * 2);
 #pragma unroll
                     for (int tile = 0; tile < 2; ++tile)
@@ -97,7 +97,7 @@ struct Gradients {
             // A lane has the sums of four units, eight apart, of two batch rows.
             const u32 to = memory + inbox(step) + own + distances[turn];
 #pragma unroll
-            for (int group = 0; group < NEIGHBOURS; ++group)
+            for (int group = 0; group < GROUPS_OF_EIGHT; ++group)
 #pragma unroll
                 for (int row = 0; row < 2; ++row) {
                     const Sums &low = sums[group][0], &high = sums[group][1];

@@ -81,11 +81,11 @@ struct States {
     __device__ __forceinline__ void multiply_before(int step, const Weights& weights, float* partial) const {
         const int row = (threadIdx.x & 31) >> 2, pair = threadIdx.x & 3;
         const u32 from = memory + after(step - 1) + row * STATE_PITCH + pair * 16;
-        Sums sums[NEIGHBOURS][2] = {};
+        Sums sums[GROUPS_OF_EIGHT][2] = {};
 #pragma unroll
         for (int span = 0; span < SPANS_OF_WARP; ++span)
 #pragma unroll
-            for (int group = 0; group < NEIGHBOURS; ++group) {
+            for (int group = 0; group < GROUPS_OF_EIGHT; ++group) {
                 // The last span of the second half may be beyond the depth. Its weights are zeros, but a state may be infinite.
                 const bool exists = SPANS_OF_DEPTH % 2 == 0 || first_span() + span < SPANS_OF_DEPTH;
                 const uint4 words = exists ? load_shared(from + group * 8 * STATE_PITCH + (first_span() + span) * SPAN * 2) : make_uint4(0, 0, 0, 0);
@@ -94,7 +94,7 @@ struct States {
             }
         float* out = partial + 2 * pair * PARTIAL_STRIDE + first_tile() * 16 + row;
 #pragma unroll
-        for (int group = 0; group < NEIGHBOURS; ++group, out += 8 * PARTIAL_STRIDE)
+        for (int group = 0; group < GROUPS_OF_EIGHT; ++group, out += 8 * PARTIAL_STRIDE)
 #pragma unroll
             for (int tile = 0; tile < 2; ++tile) {
                 const Sums& own = sums[group][tile];

@@ -38,7 +38,7 @@ struct Episodes {
     __device__ __forceinline__ unsigned char begins_at(const Ends& ends, int row, int t) const {
         const int end = ends.of(row);
         if (t < 0 || t >= end) return 0;
-        const int n = ends.place(row);
+        const int n = ends.batch_row(row);
         if (reverse && t + 1 == end) {
             // The row may go on after the steps of this launch; if it does not, it starts here.
             if (end < ends.time || skipped + end >= total) return 0;

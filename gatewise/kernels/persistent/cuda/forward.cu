@@ -10,7 +10,7 @@
 // z = 2 compute the second layer.
 //
 // Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
-// SPLIT (1 or 2), ROWS (a multiple of 8), EIGHTS (see product.cuh), WARPS, SPANS, RESIDENT, CHUNK, DEPTH, BUFFERS (see
+// SPLIT (1 or 2), ROWS (a multiple of 8), WARPS, EIGHTS, SPANS, RESIDENT, CHUNK and MOST_AHEAD (see product.cuh), BUFFERS (see
 // sequence.cuh), SHARED_BYTES; WARPGROUPS (the product is that of warpgroup_product.cuh); DISTRIBUTED (the BLOCKS of a group of
 // rows are one cluster, and exchange values as in distributed_states.cuh); RAGGED (rows have lengths), STACKED; PAUSE (the
 // clock cycles between the stores of a step and the first loads of those of other blocks); RESETS (see episodes.cuh); DTYPE
@@ -37,8 +37,8 @@ struct Forward {
     const Value* weights[2];    // [GATES * SIZE, SIZE]
     const Value* bias_ih[2];    // [GATES * SIZE], or null
     const Value* bias_hh[2];
-    Value* y[2];                // [tokens, y_width], all bits 1 beforehand unless DISTRIBUTED: the outputs, padded; with DROPS_HIDDEN as they enter the product
-    Value* narrow[2];           // [tokens, D * SIZE]: the outputs without padding, or null, but not with DROPS_HIDDEN
+    Value* y[2];                // [tokens, y_width], all bits 1 beforehand unless DISTRIBUTED or of a single step: the outputs, padded; with DROPS_HIDDEN as they enter the product
+    Value* unpadded[2];           // [tokens, D * SIZE]: the outputs without padding, or null, but not with DROPS_HIDDEN
     Value* cells[2];            // [tokens, H]: the state c of every step, kept for the backward pass, or null
     const Value* h0;            // [D, B, H]; with DROPS_HIDDEN as it enters the product
     const Value* c0;            // [D, B, SIZE]
@@ -113,16 +113,16 @@ __device__ __forceinline__ void pass_to_second_layer(Value* const gates, float* 
 }
 
 // Whether there can be outputs without padding. In a loop without other branches, one that is never taken takes time.
-constexpr bool MAY_BE_NARROW = !DISTRIBUTED || SIZE != HIDDEN || DROPS_HIDDEN;
+constexpr bool MAY_BE_UNPADDED = !DISTRIBUTED || SIZE != HIDDEN || DROPS_HIDDEN;
 
 // Stores the outputs of step t without padding.
-__device__ __forceinline__ void store_unpadded(const Forward& p, Value* const narrow, const u32 (&output)[CELLS], const bool (&inside)[CELLS], const Ends& ends, const int first_unit, const int t) {
+__device__ __forceinline__ void store_unpadded(const Forward& p, Value* const unpadded, const u32 (&output)[CELLS], const bool (&inside)[CELLS], const Ends& ends, const int first_unit, const int t) {
 #pragma unroll
     for (int cell = 0; cell < CELLS; ++cell) {
         const Place at = place_of(cell);
         if (!inside[cell] || first_unit + at.unit >= SIZE) continue;
-        const size_t token = t * (size_t)p.step + ends.place(at.row) * p.row;
-        narrow[token * p.directions * SIZE + first_unit + at.unit] = own_value(output[cell]);
+        const size_t token = t * (size_t)p.step + ends.batch_row(at.row) * p.row;
+        unpadded[token * p.directions * SIZE + first_unit + at.unit] = own_value(output[cell]);
     }
 }
 
@@ -178,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
     Value* const gates = second ? p.gates[1] : p.gates[0];
 #endif
     Value* const cells = second ? p.cells[1] : p.cells[0];
-    Value* const narrow = second ? p.narrow[1] : p.narrow[0];
+    Value* const unpadded = second ? p.unpadded[1] : p.unpadded[0];
     const int skipped = second ? p.start[1] : p.start[0];
 
     Weights weights;
@@ -218,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
             const Place at = place_of(cell);
-            const int unit = first_unit + at.unit, n = ends.place(at.exists ? at.row : 0);
+            const int unit = first_unit + at.unit, n = ends.batch_row(at.exists ? at.row : 0);
             inside[cell] = at.exists && has_place(unit) && first_row + at.row < p.batch;
             own[cell] = n * p.row * HIDDEN + unit;
             four_own[cell] = gates_place(n * p.row, unit);
@@ -234,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #if !DISTRIBUTED
         auto row_at = [&](int row, int step) -> Row {
             const int t = reverse ? steps - 1 - step : step, before = between ? t : reverse ? t + 1 : t - 1;
-            const u32 n = min(ends.place(row), p.batch - 1);
+            const u32 n = min(ends.batch_row(row), p.batch - 1);
             const bool polled = (between || step > 0) && step < steps && (!RAGGED || max(t, before) < ends.of(row));
             const u32 place = n * (polled ? y_row_values : HIDDEN) + rank * WIDTH + depth_of(0);
             return {(polled ? step_of(y, before, y_step_values) : h0) + place, polled, !RAGGED || t < ends.of(row)};
@@ -244,19 +244,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
         auto survival = [&](int cell, int step) -> u32 {
             const Place at = place_of(cell);
             if (!drops || !inside[cell] || step >= steps || first_unit + at.unit >= SIZE) return 0;
-            return p.mask[step * (size_t)p.mask_step + ends.place(at.row) * (size_t)p.mask_row + first_unit + at.unit];
+            return p.mask[step * (size_t)p.mask_step + ends.batch_row(at.row) * (size_t)p.mask_row + first_unit + at.unit];
         };
         u32 survives[CELLS];
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) survives[cell] = survival(cell, 0);
 #endif
 #if DISTRIBUTED
-        states.start(lent, [&](int row) -> const Value* { return first_row + row < p.batch ? h0 + (size_t)ends.place(row) * HIDDEN : nullptr; });
+        states.start(lent, [&](int row) -> const Value* { return first_row + row < p.batch ? h0 + (size_t)ends.batch_row(row) * HIDDEN : nullptr; });
         // A row that begins later than others, in the reverse direction, reads the states before its first step.
         u32 initial[CELLS] = {};
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell)
-            if (RAGGED && reverse && inside[cell]) initial[cell] = h0[ends.place(place_of(cell).row) * HIDDEN + first_unit + place_of(cell).unit];
+            if (RAGGED && reverse && inside[cell]) initial[cell] = h0[ends.batch_row(place_of(cell).row) * HIDDEN + first_unit + place_of(cell).unit];
         __syncthreads();
 #else
         InFlight words;
@@ -289,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #if STACKED
             if (between) {
                 pass_to_second_layer(gates, sums, inside, four_own, step_values, t);
-                release_sums();
+                barrier_if_one_buffer();
                 continue;
             }
 #endif
@@ -408,7 +408,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
                 }
             }
 #endif
-            if (MAY_BE_NARROW && narrow) store_unpadded(p, narrow, whole, inside, ends, first_unit, t);
+            if (MAY_BE_UNPADDED && unpadded) store_unpadded(p, unpadded, whole, inside, ends, first_unit, t);
             if (cells) {
 #pragma unroll
                 for (int cell = 0; cell < CELLS; ++cell) {
@@ -432,7 +432,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
             begin_product(words, row_at, step + 1);
 #endif
             episodes.advance(ends, reverse ? t - 2 : t + 2, parity);
-            release_sums();
+            barrier_if_one_buffer();
         }
         if (between) continue;
         __syncwarp();  // a neighbouring lane stored some of the last outputs
@@ -441,21 +441,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
             if (!inside[cell]) continue;
             const Place at = place_of(cell);
             const int end = ends.of(at.row);
-            const int n = ends.place(at.row), unit = first_unit + at.unit;
+            const int n = ends.batch_row(at.row), unit = first_unit + at.unit;
             Value* const column = y + (size_t)(n * p.row) * p.y_width + unit;
             if (unit < SIZE) {
                 const size_t own_state = (direction * p.batch + n) * (size_t)SIZE + unit;
                 const size_t last = (reverse ? 0 : end - 1) * (size_t)y_step_values;
 #if DROPS_HIDDEN
                 const size_t token = (reverse ? 0 : end - 1) * (size_t)p.step + n * p.row;
-                p.h_n[own_state] = end ? narrow[token * p.directions * SIZE + unit] : p.masks.hidden[own_state];
+                p.h_n[own_state] = end ? unpadded[token * p.directions * SIZE + unit] : p.masks.hidden[own_state];
 #else
                 p.h_n[own_state] = end ? *(volatile Value*)(column + last) : h0[n * HIDDEN + unit];
 #endif
                 p.c_n[own_state] = (Value)canonical(c[cell]);
             }
-            if (RAGGED && narrow && unit < SIZE)
-                for (int t = steps; t < p.time; ++t) narrow[(t * (size_t)p.step + n * p.row) * p.directions * SIZE + unit] = 0;
+            if (RAGGED && unpadded && unit < SIZE)
+                for (int t = steps; t < p.time; ++t) unpadded[(t * (size_t)p.step + n * p.row) * p.directions * SIZE + unit] = 0;
         }
 #if RAGGED
         fill_beyond(y, y_step_values, y_row_values, ends, first_unit, steps);

@@ -71,7 +71,7 @@ struct Masks {
             const Place at = place_of(cell);
             const int row = at.exists ? at.row : 0, unit = first_unit + at.unit;
             if (DROPS_HIDDEN && at.exists && unit < SIZE && ends.first_row + row < ends.batch &&
-                given.kept[((size_t)direction * batch + ends.place(row)) * SIZE + unit])
+                given.kept[((size_t)direction * batch + ends.batch_row(row)) * SIZE + unit])
                 kept |= 1u << cell;
             now[cell] = load(ends, first_unit, cell, first);
             if (TWO_AHEAD) coming[cell] = load(ends, first_unit, cell, second);
@@ -90,7 +90,7 @@ struct Masks {
         const Place at = place_of(cell);
         const int row = at.exists ? at.row : 0;
         if (!at.exists || first_unit + at.unit >= SIZE || t < 0 || t >= ends.of(row)) return found;
-        const u64 place = place_at(t, ends.place(row)) + at.unit;
+        const u64 place = place_at(t, ends.batch_row(row)) + at.unit;
 #pragma unroll
         for (int i = 0; i < STEP_MASKS; ++i) found.at[i] = given.of_steps[i][place];
 #endif
@@ -105,7 +105,7 @@ struct Masks {
         if (TWO_AHEAD) coming[cell] = load(ends, first_unit, cell, t);
         const Place at = place_of(cell);
         if (!at.exists || at.unit || later < 0 || later >= ends.of(at.row)) return;
-        const u64 place = place_at(later, ends.place(at.row));
+        const u64 place = place_at(later, ends.batch_row(at.row));
 #pragma unroll
         for (int i = 0; i < STEP_MASKS; ++i) prefetch(given.of_steps[i] + place);
 #endif

@@ -1,10 +1,11 @@
-// The recurrent matrix product of one step: one factor are the weights, in registers; the other is polled from the exchange.
+// The recurrent matrix product of one step: one operand is the weights, in registers; the other is polled from the exchange.
 //
 // A block multiplies TILES x 16 rows of weights with ROWS batch rows over a depth of WIDTH. Its warps share the depth: warp w
 // multiplies SPANS spans of SPAN values, from w * SPANS * SPAN on, for all rows of weights, and writes its partial sums to
-// shared memory. It multiplies EIGHTS groups of eight batch rows at a time: a read of weights from shared memory serves all of
-// them, and their loads are in flight together. A product may take the depth in any order, so each lane's fragment is 16
-// contiguous bytes of a batch row, which needs no staging in shared memory.
+// shared memory. The weights of RESIDENT tiles are in registers, the others in shared memory. A warp multiplies EIGHTS groups of
+// eight batch rows at a time: a read of weights from shared memory serves all of them, and their loads are in flight together. A
+// poll loads CHUNK spans of each of these groups, and up to MOST_AHEAD polls are in flight. A product may take the depth in any
+// order, so each lane's fragment is 16 contiguous bytes of a batch row, which needs no staging in shared memory.
 #pragma once
 #include "factors.cuh"
 
@@ -13,14 +14,14 @@
 #endif
 
 constexpr int SPAN = 64 / sizeof(Value);  // the values that four lanes load, 16 bytes each
-constexpr int NEIGHBOURS = ROWS / 8;                   // groups of eight batch rows, the width of a tensor-core tile
+constexpr int GROUPS_OF_EIGHT = ROWS / 8;                   // groups of eight batch rows, the width of a tensor-core tile
 constexpr int PARTIAL_STRIDE = TILES * 16 + 4;         // in floats; the padding avoids bank conflicts of stores
 constexpr int PARTIAL_FLOATS = ROWS * PARTIAL_STRIDE;  // the partial sums of a warp
 constexpr int PARTS = WARPS;                           // the partial sums of each value
 constexpr int POLLS = (SPANS + CHUNK - 1) / CHUNK;     // polls of a group of eight rows, CHUNK spans each
-constexpr int PASSES = (NEIGHBOURS + EIGHTS - 1) / EIGHTS;  // passes over the weights in a step
+constexpr int PASSES = (GROUPS_OF_EIGHT + EIGHTS - 1) / EIGHTS;  // passes over the weights in a step
 constexpr int ITEMS = PASSES * POLLS;                  // polls of EIGHTS groups at a time, all of a step
-constexpr int AHEAD = DEPTH < ITEMS ? DEPTH : ITEMS;   // polls in flight
+constexpr int AHEAD = MOST_AHEAD < ITEMS ? MOST_AHEAD : ITEMS;   // polls in flight
 
 constexpr int FRAGMENTS = SCALED ? 1 : 2;              // fragments of a lane for one tile and span, and tensor-core products with them
 constexpr int LENT = TILES - RESIDENT;                 // tiles whose weights are in shared memory, because registers have no room for them
@@ -33,7 +34,7 @@ struct Weights {
     u32 held[RESIDENT][SPANS * FRAGMENTS][4];
     const uint4* lent;
 #if SCALED
-    float unit;  // the factor that was taken out of the warp's weights
+    float inverse_scale;  // the factor that was taken out of the warp's weights
 #endif
 };
 
@@ -155,7 +156,7 @@ again:
         exponent = min(LARGEST_WEIGHT_SCALE, 268 - (int)(most >> Number::MANTISSA_BITS));  // the largest value becomes 2^14
         if (most && exponent != FIRST_WEIGHT_SCALE) goto again;
     }
-    weights.unit = Number::power_of_two(254 - exponent);
+    weights.inverse_scale = Number::power_of_two(254 - exponent);
 #endif
 }
 
@@ -209,7 +210,7 @@ __device__ __forceinline__ void for_groups(int item, Use use) {
 #pragma unroll
     for (int which = 0; which < EIGHTS; ++which) {
         const int group = item / POLLS * EIGHTS + which;
-        if (group < NEIGHBOURS) use(which, group);
+        if (group < GROUPS_OF_EIGHT) use(which, group);
     }
 }
 
@@ -239,8 +240,8 @@ __device__ __forceinline__ void await_item(Words& words, RowOf row_of, int item,
     while (is_missing(words, row_of, item) && patience.is_left()) load_item(words, row_of, item);
 }
 
-// Whether each load of a later item is issued as soon as the products with the value in its registers are, and not all loads
-// of the item after all products: more bytes are in flight then. Only forward passes of wide layers gain from it
+// 1: each load of a later item is issued right after the last product with the value in its registers, so that more bytes are
+// in flight. 0: all loads of an item are issued after all products. Forward passes have 1, of which those of wide layers gain
 // (benchmarks/results/loops.jsonl).
 #ifndef EARLY_LOADS
 #define EARLY_LOADS 0
@@ -258,12 +259,12 @@ __device__ __forceinline__ void begin_product(InFlight& words, RowAt row_at, int
 #if SCALED
 // The scale of a lane's batch row in each group of eight rows.
 struct Scales {
-    float own[NEIGHBOURS];  // the scale, the same in the row's four lanes
-    u32 most[NEIGHBOURS];   // the lane's largest scaled value in this step, as bits of fp16: 0 if all are 0, 1 if it is too small for fp16
+    float own[GROUPS_OF_EIGHT];  // the scale, the same in the row's four lanes
+    u32 most[GROUPS_OF_EIGHT];   // the lane's largest scaled value in this step, as bits of fp16: 0 if all are 0, 1 if it is too small for fp16
 
     __device__ __forceinline__ void start() {
 #pragma unroll
-        for (int group = 0; group < NEIGHBOURS; ++group) own[group] = Number::power_of_two(CENTRE - 15 + 127);  // for hidden states near 1
+        for (int group = 0; group < GROUPS_OF_EIGHT; ++group) own[group] = Number::power_of_two(CENTRE - 15 + 127);  // for hidden states near 1
     }
 
     // Changes the scales of rows that do not fit; returns whether the product has to be repeated for any row.
@@ -271,12 +272,12 @@ struct Scales {
     __device__ __forceinline__ bool change(RowOf row_of) {
         bool fit = true;
 #pragma unroll
-        for (int group = 0; group < NEIGHBOURS; ++group)
+        for (int group = 0; group < GROUPS_OF_EIGHT; ++group)
             fit = fit && (most[group] == 0 || most[group] - LEAST < INFINITE - LEAST || !row_of(row_of_lane(group)).counted);
         if (__all_sync(EVERY_LANE, fit)) return false;
         bool changed = false;
 #pragma unroll
-        for (int group = 0; group < NEIGHBOURS; ++group) {
+        for (int group = 0; group < GROUPS_OF_EIGHT; ++group) {
             u32 row = max(most[group], __shfl_xor_sync(EVERY_LANE, most[group], 1));
             row = max(row, __shfl_xor_sync(EVERY_LANE, row, 2));
             if (row == 0 || row - LEAST < INFINITE - LEAST || !row_of(row_of_lane(group)).counted) continue;
@@ -329,7 +330,7 @@ again:
             scales.most[group] = halves ? halves : some[which] << 1 ? 1u : 0u;
             // The factor of the lane's own row, then those of the two rows whose sums it has. A block that gave up waiting may have
             // read numbers from a marked buffer, so its sums become NaN here.
-            const float all = MARKED && patience.lost ? Number::not_a_number() : weights.unit;
+            const float all = MARKED && patience.lost ? Number::not_a_number() : weights.inverse_scale;
             const float unit = all * Number::power_of_two(254 - Number::exponent_of(scales.own[group]));
             even[which] = __shfl_sync(EVERY_LANE, unit, 8 * pair), odd[which] = __shfl_sync(EVERY_LANE, unit, 8 * pair + 4);
 #else

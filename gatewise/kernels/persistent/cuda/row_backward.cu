@@ -154,10 +154,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
         u32 own[CELLS], four_own[CELLS];  // the index of a cell's values at the first step, in tensors [tokens, CARRIED * H] and [tokens, 4H]
         float dstate[CELLS][CARRIED];
         Inputs input[CELLS], coming[CELLS];  // the values for the next step, and for the one after it, as loaded
-        auto own_state = [&](Place at, int i) { return (((size_t)direction * p.batch + ends.place(at.row)) * CARRIED + i) * SIZE + first_unit + at.unit; };
-        auto own_hidden = [&](Place at) { return ((size_t)direction * p.batch + ends.place(at.row)) * SIZE + first_unit + at.unit; };
+        auto own_state = [&](Place at, int i) { return (((size_t)direction * p.batch + ends.batch_row(at.row)) * CARRIED + i) * SIZE + first_unit + at.unit; };
+        auto own_hidden = [&](Place at) { return ((size_t)direction * p.batch + ends.batch_row(at.row)) * SIZE + first_unit + at.unit; };
         auto is_real = [&](Place at) { return first_unit + at.unit < SIZE; };
-        auto dy_column = [&](Place at) { return (u32)(ends.place(at.row) * p.row * p.directions * SIZE + first_unit + at.unit); };
+        auto dy_column = [&](Place at) { return (u32)(ends.batch_row(at.row) * p.row * p.directions * SIZE + first_unit + at.unit); };
         auto cells_at = [&](int t) { return cells + (size_t)t * step_values * CARRIED; };
         auto load = [&](int cell, int step) -> Inputs {
             const int t = reverse ? step : steps - 1 - step;
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
             const Place at = place_of(cell);
-            const int unit = first_unit + at.unit, n = ends.place(at.exists ? at.row : 0);
+            const int unit = first_unit + at.unit, n = ends.batch_row(at.exists ? at.row : 0);
             inside[cell] = at.exists && has_place(unit) && first_row + at.row < p.batch;
             own[cell] = n * p.row * CARRIED * HIDDEN + unit;
             four_own[cell] = gates_place(n * p.row, unit);
@@ -194,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
         }
         auto row_at = [&](int row, int step) -> Row {
             const int after = reverse ? step - 1 : steps - step;  // the step visited before
-            const u32 n = min(ends.place(row), p.batch - 1);
+            const u32 n = min(ends.batch_row(row), p.batch - 1);
             const bool polled = step > 0 && step <= steps && (!RAGGED || after < ends.of(row));
             const u32 place = n * (p.row * 4 * HIDDEN) + rank * WIDTH + depth_of(0);
             return {step_of(dgates, polled ? after : 0, 4 * step_values) + place, polled, polled};
@@ -292,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
                 const Place at = place_of(cell);
                 const Stored gradients = stored(grads[cell].sums);
                 const FourGates exchange = exchanged(APART ? gradients.second : gradients.first, active[cell]);
-                if (inside[cell]) store_exchanged_gates(step_of(dgates, t, 4 * step_values), ends.place(at.row) * p.row, first_unit + at.unit, exchange);
+                if (inside[cell]) store_exchanged_gates(step_of(dgates, t, 4 * step_values), ends.batch_row(at.row) * p.row, first_unit + at.unit, exchange);
             }
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
@@ -300,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_backward(
                 const Place at = place_of(cell);
                 if (APART) {
                     const FourGates gradients = exchanged(stored(grads[cell].sums).first, active[cell]);
-                    if (inside[cell]) store_exchanged_gates(step_of(dinput, t, 4 * step_values), ends.place(at.row) * p.row, first_unit + at.unit, gradients);
+                    if (inside[cell]) store_exchanged_gates(step_of(dinput, t, 4 * step_values), ends.batch_row(at.row) * p.row, first_unit + at.unit, gradients);
                 }
                 if (!active[cell]) continue;
 #pragma unroll

@@ -21,8 +21,8 @@ struct Forward {
     const Value* bias_ih[2];    // [GATES * SIZE], or null
     const Value* bias_hh[2];
     const Value* parameters[2]; // [PARAMETERS, SIZE]
-    Value* y[2];                // [tokens, y_width], all bits 1 beforehand: the outputs, padded; with DROPS_HIDDEN as they enter the product
-    Value* narrow[2];           // [tokens, D * SIZE]: the outputs without padding, or null, but not with DROPS_HIDDEN
+    Value* y[2];                // [tokens, y_width], all bits 1 beforehand unless there is a single step: the outputs, padded; with DROPS_HIDDEN as they enter the product
+    Value* unpadded[2];           // [tokens, D * SIZE]: the outputs without padding, or null, but not with DROPS_HIDDEN
     float* cells[2];            // [tokens, CARRIED * H]: the carried states of every step, kept for the backward pass, or null
     float* statistics[2];       // [tokens, STATISTICS]: kept, too
     u32* ring;                  // [D, gridDim.y, RING_PAIRS] pairs of words, all bits 1 beforehand
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
     Value* const y = reverse ? p.y[1] : p.y[0];
     Value* const gates = reverse ? p.gates[1] : p.gates[0];
     Value* const recurrent = reverse ? p.recurrent[1] : p.recurrent[0];
-    Value* const narrow = reverse ? p.narrow[1] : p.narrow[0];
+    Value* const unpadded = reverse ? p.unpadded[1] : p.unpadded[0];
     float* const cells = reverse ? p.cells[1] : p.cells[0];
     float* const statistics = reverse ? p.statistics[1] : p.statistics[0];
 
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
 #pragma unroll
         for (int cell = 0; cell < CELLS; ++cell) {
             const Place at = place_of(cell);
-            const int unit = first_unit + at.unit, n = ends.place(at.exists ? at.row : 0);
+            const int unit = first_unit + at.unit, n = ends.batch_row(at.exists ? at.row : 0);
             inside[cell] = at.exists && has_place(unit) && first_row + at.row < p.batch;
             four_own[cell] = gates_place(n * p.row, unit);
             y_own[cell] = n * y_row_values + unit;
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
         }
         auto row_at = [&](int row, int step) -> Row {
             const int t = reverse ? steps - 1 - step : step, before = reverse ? t + 1 : t - 1;
-            const u32 n = min(ends.place(row), p.batch - 1);
+            const u32 n = min(ends.batch_row(row), p.batch - 1);
             const bool polled = step > 0 && step < steps && (!RAGGED || max(t, before) < ends.of(row));
             const u32 place = n * (polled ? y_row_values : HIDDEN) + depth_of(0);
             return {(polled ? step_of(y, before, y_step_values) : h0) + place, polled, !RAGGED || t < ends.of(row)};
@@ -185,13 +185,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
                 }
                 masks.advance(ends, first_unit, cell, reverse ? t - 1 : t + 1, reverse ? t - 2 : t + 2, reverse ? t - FETCHED_AHEAD : t + FETCHED_AHEAD);
             }
-            if (narrow) {
+            if (unpadded) {
 #pragma unroll
                 for (int cell = 0; cell < CELLS; ++cell) {
                     const Place at = place_of(cell);
                     if (!inside[cell] || first_unit + at.unit >= SIZE) continue;
-                    const size_t token = t * (size_t)p.step + ends.place(at.row) * p.row;
-                    narrow[token * p.directions * SIZE + first_unit + at.unit] = DROPS_HIDDEN ? own_value(active[cell] ? canonical(returned[cell].hidden) : 0u) : own_value(output[cell]);
+                    const size_t token = t * (size_t)p.step + ends.batch_row(at.row) * p.row;
+                    unpadded[token * p.directions * SIZE + first_unit + at.unit] = DROPS_HIDDEN ? own_value(active[cell] ? canonical(returned[cell].hidden) : 0u) : own_value(output[cell]);
                 }
             }
             if (cells) {
@@ -205,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
                     if (!inside[cell] || (RAGGED && t >= ends.of(at.row))) continue;
                     store_gates(step_of(gates, t, 4 * step_values) + four_own[cell], first);
                     if (APART) store_gates(step_of(recurrent, t, 4 * step_values) + four_own[cell], second);
-                    const size_t token = t * (size_t)p.step + ends.place(at.row) * p.row;
+                    const size_t token = t * (size_t)p.step + ends.batch_row(at.row) * p.row;
 #pragma unroll
                     for (int i = 0; i < CARRIED; ++i) cells[(token * CARRIED + i) * HIDDEN + first_unit + at.unit] = state[cell][i];
                     if (first_unit + at.unit == 0)
@@ -222,22 +222,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrent_row_forward(c
             if (!inside[cell]) continue;
             const Place at = place_of(cell);
             const int end = ends.of(at.row);
-            const int n = ends.place(at.row), unit = first_unit + at.unit;
+            const int n = ends.batch_row(at.row), unit = first_unit + at.unit;
             Value* const column = y + (size_t)(n * p.row) * p.y_width + unit;
             if (unit < SIZE) {
                 const size_t plane = direction * p.batch + n;
                 const size_t last = (reverse ? 0 : end - 1) * (size_t)y_step_values;
 #if DROPS_HIDDEN
                 const size_t token = (reverse ? 0 : end - 1) * (size_t)p.step + n * p.row;
-                p.h_n[plane * SIZE + unit] = end ? narrow[token * p.directions * SIZE + unit] : p.masks.hidden[plane * SIZE + unit];
+                p.h_n[plane * SIZE + unit] = end ? unpadded[token * p.directions * SIZE + unit] : p.masks.hidden[plane * SIZE + unit];
 #else
                 p.h_n[plane * SIZE + unit] = end ? *(volatile Value*)(column + last) : h0[n * HIDDEN + unit];
 #endif
 #pragma unroll
                 for (int i = 0; i < CARRIED; ++i) p.c_n[(plane * CARRIED + i) * SIZE + unit] = (Value)canonical(state[cell][i]);
             }
-            if (RAGGED && narrow && unit < SIZE)
-                for (int t = steps; t < p.time; ++t) narrow[(t * (size_t)p.step + n * p.row) * p.directions * SIZE + unit] = 0;
+            if (RAGGED && unpadded && unit < SIZE)
+                for (int t = steps; t < p.time; ++t) unpadded[(t * (size_t)p.step + n * p.row) * p.directions * SIZE + unit] = 0;
         }
 #if RAGGED
         fill_beyond(y, y_step_values, y_row_values, ends, first_unit, steps);

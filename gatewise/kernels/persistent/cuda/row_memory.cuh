@@ -39,7 +39,7 @@ struct RowStatistics {
         for (int i = 0; i < EACH; ++i) {
             const int item = threadIdx.x + i * THREADS, own = item / (STATISTICS ? STATISTICS : 1);
             const bool exists = item < COUNT && t >= 0 && t < ends.of(own < ROWS ? own : 0);
-            const size_t token = (size_t)t * step + (size_t)ends.place(own < ROWS ? own : 0) * row;
+            const size_t token = (size_t)t * step + (size_t)ends.batch_row(own < ROWS ? own : 0) * row;
             coming[i] = exists ? all[token * STATISTICS + item % (STATISTICS ? STATISTICS : 1)] : 0.f;
         }
     }

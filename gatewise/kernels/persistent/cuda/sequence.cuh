@@ -23,7 +23,7 @@
 #endif
 
 // Called after the last read of the partial sums of a step.
-__device__ __forceinline__ void release_sums() {
+__device__ __forceinline__ void barrier_if_one_buffer() {
 #if BUFFERS == 1
     __syncthreads();
 #endif
@@ -92,7 +92,7 @@ struct Ends {
     int time, first_row, batch;
 
     // The batch row.
-    __device__ __forceinline__ int place(int row) const {
+    __device__ __forceinline__ int batch_row(int row) const {
 #if RAGGED
         return rows[ROWS + row];
 #else
@@ -137,7 +137,7 @@ __device__ __forceinline__ void fill_beyond(Value* tensor, u32 step_values, u32 
     for (int item = threadIdx.x; item < ITEMS * BESIDE; item += THREADS) {
         const int row = item / (UNITS / 4) % ROWS, unit = first_unit + item % (UNITS / 4) * 4;
         if (ends.first_row + row >= ends.batch || unit >= HIDDEN) continue;
-        Value* const column = tensor + ends.place(row) * row_values + unit;
+        Value* const column = tensor + ends.batch_row(row) * row_values + unit;
 #pragma unroll 4
         for (int t = steps + item / ITEMS; t < ends.time; t += BESIDE) *(FourValues*)step_of(column, t, step_values) = zeros;
     }

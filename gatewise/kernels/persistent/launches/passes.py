@@ -35,7 +35,7 @@ class Forward(ctypes.Structure):
     """The struct `Forward` of forward.cu, field by field."""
 
     _fields_ = [
-        *pointers_of_each_direction("gates", "weights", "bias_ih", "bias_hh", "y", "narrow", "cells"),
+        *pointers_of_each_direction("gates", "weights", "bias_ih", "bias_hh", "y", "unpadded", "cells"),
         *_pointers("h0", "c0", "h_n", "c_n", "lengths", "order", "failure"),
         *_numbers("start_forward", "start_reverse", "keep_gates"),
         *_numbers("time", "batch", "groups", "first_direction", "directions", "step", "row", "y_width"),
@@ -126,7 +126,7 @@ def forward_pass(
     gates: Pair,
     y: Pair,
     y_width: int,
-    narrow: Pair,
+    unpadded: Pair,
     cells: Pair,
     h0: Tensor,
     c0: Tensor,
@@ -149,7 +149,7 @@ def forward_pass(
         gates: The products of the input and the input weights [tokens, 4H], which the kept gates replace.
         y: The hidden states [tokens, y_width], filled by `fill_unwritten` unless the tiling is `distributed`.
         y_width: The number of values of a token in `y`, of all directions: D*H, H padded, or more.
-        narrow: The outputs without padding [tokens, D*H], or none where nothing is padded.
+        unpadded: The outputs without padding [tokens, D*H], or none where nothing is padded.
         cells: The cell states [tokens, H], or none if they are not kept.
         h0: The hidden state before the first step [D, B, H], H padded, contiguous.
         c0: The cell state before the first step [D, B, H], contiguous.
@@ -164,7 +164,7 @@ def forward_pass(
         resets: The steps of the whole sequence at which episodes begin [T, B], as in `Inputs`; given if and only if the
             problem of the launch has resets.
         masks: The masks of a regularised cell, or None. With recurrent dropout, `y` and `h0` are the hidden states as
-            they enter the product, and `narrow` the outputs in any case.
+            they enter the product, and `unpadded` the outputs in any case.
     """
     device = h0.device
     if h0.is_meta:
@@ -175,7 +175,7 @@ def forward_pass(
         *weights.bias_ih,
         *weights.bias_hh,
         *y,
-        *narrow,
+        *unpadded,
         *cells,
         h0.data_ptr(),
         c0.data_ptr(),

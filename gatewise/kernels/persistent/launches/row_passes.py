@@ -25,7 +25,7 @@ class _Forward(ctypes.Structure):
 
     _fields_ = [
         *pointers_of_each_direction("gates", "recurrent", "weights", "bias_ih", "bias_hh", "parameters"),
-        *pointers_of_each_direction("y", "narrow", "cells", "statistics"),
+        *pointers_of_each_direction("y", "unpadded", "cells", "statistics"),
         *((name, ctypes.c_void_p) for name in ("ring", "h0", "c0", "h_n", "c_n", "lengths", "order", "failure")),
         *((name, ctypes.c_int) for name in (*_SIZES, "y_width")),
         ("patience", ctypes.c_uint),
@@ -96,7 +96,7 @@ def row_forward_pass(
     *,
     gates: Tensor,
     y: Tensor,
-    narrow: Tensor | None,
+    unpadded: Tensor | None,
     kept: KeptRows | None,
     h0: Tensor,
     c0: Tensor,
@@ -117,7 +117,7 @@ def row_forward_pass(
         gates: The products of the input and the input weights [D, T, B, 4H]; the memory of `kept.gates` if they are
             kept.
         y: The hidden states [T, B, D*W], W at least H padded, filled by `fill_unwritten`.
-        narrow: The outputs without padding [T, B, D*H], or None where nothing is padded.
+        unpadded: The outputs without padding [T, B, D*H], or None where nothing is padded.
         kept: The memory for what is kept; None in inference.
         h0: The hidden state before the first step [D, B, H], H padded, contiguous.
         c0: The carried states before the first step [D, B, C*H], contiguous.
@@ -127,7 +127,7 @@ def row_forward_pass(
         order: The order of the batch rows, from `longest_first`.
         resets: The steps at which episodes begin [T, B], as in `Inputs`, or None.
         masks: The masks of a regularised cell, or None. With recurrent dropout, `y` and `h0` are the hidden states as
-            they enter the product, and `narrow` the outputs in any case.
+            they enter the product, and `unpadded` the outputs in any case.
         ring: Memory for the exchange of statistics, of `Tiling.ring_words` for each group of batch rows at work and
             each direction, filled by `fill_unwritten`; None without statistics.
     """
@@ -139,7 +139,7 @@ def row_forward_pass(
         *planes(None if kept is None else kept.recurrent),
         *_weights(weights),
         *columns(y, directions),
-        *columns(narrow, directions),
+        *columns(unpadded, directions),
         *planes(None if kept is None else kept.cells),
         *planes(None if kept is None else kept.statistics),
         address(ring),

@@ -101,7 +101,7 @@ class Checkpointed:
                 gates=launches.planes(gates),
                 y=outputs if wide is None else launches.columns(wide, directions),
                 y_width=directions * width,
-                narrow=(None, None) if wide is None else outputs,
+                unpadded=(None, None) if wide is None else outputs,
                 cells=_addresses_of_cells(cells, both),
                 h0=h0,
                 c0=c0,

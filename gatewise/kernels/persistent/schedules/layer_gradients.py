@@ -35,7 +35,8 @@ def write(
         layer: The inputs of the layer, as in `matrix_products.weight_gradients`.
         y: The hidden states, as there.
         dgates: The gradients of the gate sums [D, T, B, 4H], which may be overwritten.
-        bias: The gradients of both biases, which are equal [D, 4H]; None if they are written already.
+        bias: The gradients of the gate sums, added up over all tokens [D, 4H], of which those of the biases are
+            made; None if the latter are written already.
         lengths: The sequence lengths [B] on the device, or None.
         tokens: The order of `dgates`.
         dx: The memory for the gradient of x [T, B, I] in the order of `tokens`, or None.

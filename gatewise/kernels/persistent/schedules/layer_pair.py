@@ -61,7 +61,7 @@ class LayerPair:
             gates=_addresses(gates),
             y=_addresses(wide),
             y_width=width,
-            narrow=(None, None) if size == width else _addresses(outputs),
+            unpadded=(None, None) if size == width else _addresses(outputs),
             cells=_addresses(cells),
             h0=buffers.with_plain_nan(buffers.pad_columns(layers.h0.flatten(0, 1), scratch), scratch),
             c0=layers.c0,

@@ -143,7 +143,8 @@ def weight_gradients(
         y: The hidden states that each step hands to the recurrent product of the next [T, B, D*R], R padded or not: the
             output of the layer, unless recurrent dropout changes it.
         dgates: The gradients of the gate sums [D, T, B, 4H].
-        bias: The gradients of both biases, which are equal [D, 4H]; None if they are written already.
+        bias: The gradients of the gate sums, added up over all tokens [D, 4H], of which those of the biases are
+            made; None if the latter are written already.
         lengths: The sequence lengths [B] on the device, or None.
         tokens: The order of `dgates`.
         into: The memory for the gradients, from `buffers.new_weight_gradients`.
@@ -368,14 +369,14 @@ def total_of_bias_sums(found: Tensor, together: int, scratch: Scratch) -> Tensor
 def write_biases(problem: Problem, found: Tensor, b_ih: Tensor, b_hh: Tensor) -> None:
     """Write the gradients of both biases from those of the gate sums [4H], without padding."""
     size, gates, runs = problem.hidden_size, len(problem.cell.gates), recurrent_runs(problem.cell)
-    narrow = found.unflatten(0, (SUMS, -1))[:, :size]
+    unpadded = found.unflatten(0, (SUMS, -1))[:, :size]
     if gates == SUMS and len(runs) == 1 and _are_neighbours(b_ih, b_hh):
-        b_ih.as_strided((2, SUMS, size), (SUMS * size, size, 1)).copy_(narrow)
+        b_ih.as_strided((2, SUMS, size), (SUMS * size, size, 1)).copy_(unpadded)
         return
-    b_ih.view(gates, size).copy_(narrow[:gates])
+    b_ih.view(gates, size).copy_(unpadded[:gates])
     for run in runs:
         into = b_hh.view(gates, size)[run.gates : run.gates + run.number]
-        into.copy_(narrow[run.sums : run.sums + run.number])
+        into.copy_(unpadded[run.sums : run.sums + run.number])
 
 
 def _are_neighbours(first: Tensor, second: Tensor) -> bool:

@@ -65,7 +65,7 @@ class RowCell:
         masks = buffers.masks_of(problem, layer)
         launch = launches.forward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
         room = tokens, scratch, launch.tiling
-        y, narrow, h0 = buffers.exchanged(problem, layer, result.y, masks, entered, *room)
+        y, unpadded, h0 = buffers.exchanged(problem, layer, result.y, masks, entered, *room)
         if tokens.time > 1:  # or else nothing is exchanged
             launches.fill_unwritten(y)
         h0 = buffers.with_plain_nan(buffers.pad_columns(h0.flatten(0, 1), scratch), scratch)
@@ -75,7 +75,7 @@ class RowCell:
             tokens,
             gates=gates,
             y=y,
-            narrow=narrow,
+            unpadded=unpadded,
             kept=kept,
             h0=h0,
             c0=layer.c0,

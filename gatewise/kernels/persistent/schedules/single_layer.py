@@ -51,7 +51,8 @@ class GateGradients(NamedTuple):
 
     Attributes:
         sums: The gradients of the gate sums [D, T, B, 4H].
-        bias: The gradients of both biases, which are equal [D, 4H]; None where the launch wrote them to their memory.
+        bias: The gradients of the gate sums, added up over all tokens [D, 4H], of which those of the biases are
+            made; None where the launch wrote the latter to their memory.
         h0: The gradient of the initial hidden state [D, B, H], not padded.
         c0: The gradient of the initial cell state [D, B, H], not padded.
         tokens: The order of `sums`.
@@ -108,7 +109,7 @@ class SingleLayer:
         masks = buffers.masks_of(problem, layer)
         launch = launches.forward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
         room = tokens, scratch, launch.tiling
-        y, narrow, h0 = buffers.exchanged(problem, layer, result.y, masks, entered, *room)
+        y, unpadded, h0 = buffers.exchanged(problem, layer, result.y, masks, entered, *room)
         if tokens.time > 1 and not launch.tiling.distributed:  # or else nothing is exchanged there
             launches.fill_unwritten(y)
         h0 = buffers.with_plain_nan(buffers.pad_columns(h0.flatten(0, 1), scratch), scratch)
@@ -119,7 +120,7 @@ class SingleLayer:
             gates=launches.planes(gates),
             y=launches.columns(y, directions),
             y_width=y.shape[-1],
-            narrow=launches.columns(narrow, directions),
+            unpadded=launches.columns(unpadded, directions),
             cells=launches.planes(cells),
             h0=h0,
             c0=layer.c0,

@@ -91,7 +91,7 @@ class Tiling:
     @property
     def tiles(self) -> int:
         """Tensor-core tiles of 16 weight rows in a block."""
-        return _rounded_up((1 if self.backward else 4) * self.split * self.units, 16)
+        return _ceil_div((1 if self.backward else 4) * self.split * self.units, 16)
 
     @property
     def scaled(self) -> bool:
@@ -101,12 +101,12 @@ class Tiling:
     @property
     def spans(self) -> int:
         """Spans of the depth that each warp takes."""
-        return _rounded_up(self.depth * self.value_bytes, _SPAN_BYTES * self.warps)
+        return _ceil_div(self.depth * self.value_bytes, _SPAN_BYTES * self.warps)
 
     @property
     def cells(self) -> int:
         """Cells of a thread."""
-        return _rounded_up(self.rows * self.units, 32 * self.warps)
+        return _ceil_div(self.rows * self.units, 32 * self.warps)
 
     @property
     def weight_registers(self) -> int:
@@ -174,7 +174,7 @@ class Tiling:
     @property
     def blocks(self) -> int:
         """Blocks along the hidden units, whole clusters."""
-        return _rounded_up(self.hidden, self.units * self.split) * self.split
+        return _ceil_div(self.hidden, self.units * self.split) * self.split
 
     @property
     def shared_bytes(self) -> int:
@@ -246,7 +246,7 @@ class Tiling:
         row = self.hidden * self.value_bytes
         if self.distributed or row < _LEAST_PADDED_BYTES:
             return self.hidden
-        return _rounded_up(row, _SPAN_BYTES) * _SPAN_BYTES // self.value_bytes
+        return _ceil_div(row, _SPAN_BYTES) * _SPAN_BYTES // self.value_bytes
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -283,7 +283,7 @@ class Tiling:
             "SPANS": self.spans,
             "CHUNK": self.chunk,
             "RESIDENT": self.resident,
-            "DEPTH": self.ahead,
+            "MOST_AHEAD": self.ahead,
             "RAGGED": int(ragged),
             "RESETS": int(resets),
             "STACKED": int(self.stacked),
@@ -379,12 +379,12 @@ class Tiling:
     @property
     def _passes(self) -> int:
         # Over the weights, in a step.
-        return _rounded_up(self.rows, 8 * self.eights)
+        return _ceil_div(self.rows, 8 * self.eights)
 
     @property
     def _poll_rounds(self) -> int:
         chunk, ahead = self.polls
-        return _rounded_up(self.spans * self._passes, chunk * ahead)
+        return _ceil_div(self.spans * self._passes, chunk * ahead)
 
 
 def _pitch_of(values: int) -> int:
@@ -392,7 +392,7 @@ def _pitch_of(values: int) -> int:
     return values * 2 + (64 if values * 2 % 128 == 0 else 0)
 
 
-def _rounded_up(total: int, each: int) -> int:
+def _ceil_div(total: int, each: int) -> int:
     # In less time than `math.ceil` of the quotient: choices ask for it thousands of times.
     return -(total // -each)
 

@@ -23,7 +23,7 @@ _MOST_GROUPS, _WARPS_OF_SEVERAL_GROUPS = 5, 8  # of eight batch rows that a warp
 _ROWS_OF_WARPGROUPS = (24, 32, 48, 64)  # with a product in warpgroup.cuh
 _DISTRIBUTED = {"units": 32, "rows": 8, "warps": 8}  # with blocks in clusters, as in distributed.cuh
 _MOST_BLOCKS_OF_CLUSTER = 8  # on every GPU with clusters
-_ROWS_OF_STACKED = 3  # of blocks: two layers, and the products between them
+_PARTS_OF_PAIR = 3  # of blocks: two layers, and the products between them
 
 
 @functools.lru_cache(maxsize=4096)
@@ -77,7 +77,7 @@ def stacked_tiling(
     hidden_size: int, batch: int, device: Device, backward: bool, value_bytes: int = 2, exact: bool = False
 ) -> Tiling | None:
     """Return the tiling of two stacked layers in one launch with the least predicted time; None if there is no room."""
-    sizes = hidden_size, batch, _ROWS_OF_STACKED, device, backward, value_bytes, exact
+    sizes = hidden_size, batch, _PARTS_OF_PAIR, device, backward, value_bytes, exact
     found = [candidate for candidate in _candidates(*sizes, several=False) if _can_be_stacked(candidate.block.cut)]
     best = min(found, key=lambda candidate: candidate.clocks, default=None)
     return None if best is None else best.tiling().replace(stacked=True)
@@ -237,7 +237,10 @@ def _in_clusters(hidden: int, device: Device, backward: bool, numbers: dict[str,
 
 
 def _in_one_wave(block: _Block, number: int) -> bool:
-    """Whether so many clusters are resident at once, and not with fewer blocks in a multiprocessor."""
+    """Whether so many clusters are resident at once, and not with fewer blocks in a multiprocessor.
+
+    Those of a second wave would begin after the whole sequence of the first.
+    """
     alone = block.most // block.cut.resident_blocks
     return number <= block.most and (block.cut.resident_blocks == 1 or number > alone)
 
@@ -341,8 +344,8 @@ def fits(cut: Tiling, device: Device) -> bool:
 def multiprocessors(device: Device, split: int) -> int:
     """Return the multiprocessors that whole clusters can use.
 
-    Clusters stay inside a processing cluster of the chip, and those are not all multiples of four: an H200 holds 30
-    clusters of four on its 132 multiprocessors.
+    A cluster stays inside a graphics processing cluster (GPC) of the chip, and not all GPCs have a multiple of four
+    multiprocessors. An H200 holds 30 clusters of four on its 132: other GPUs are taken to lose the same share, 1/11.
     """
     return (
         device.multiprocessors - device.multiprocessors // 11 if split == 4 else device.multiprocessors // split * split
