@@ -51,12 +51,5 @@ def test_whole_calls_before_and_after():
     assert f"narrower layers, of which one call took {max(narrower):.2f} times as long" in PAGE
 
 
-def test_the_depth_is_not_shared_in_16_bits():
-    """Sharing it took as long as not sharing it in the layer of 1500 units."""
-    found = {
-        line["tiling"]["split"]: line["us_a_step"]
-        for line in reversed(LINES)
-        if (line["case"], line["dtype"], line["pass"]) == ("35-20-1500", "bf16", "forward")
-    }
-    assert found[2] == pytest.approx(found[1], rel=0.01)
+def test_the_page_says_from_which_size_on_layers_are_wide():
     assert f"From {LEAST} hidden units on" in PAGE
