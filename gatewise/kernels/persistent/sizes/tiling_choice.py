@@ -54,10 +54,8 @@ def tiling(
     sizes = device, backward, value_bytes, exact, cell_size
     found = [
         candidate
-        for together in sorted({1, directions})
-        for candidate in _candidates(
-            hidden_size, batch, together, *sizes, several=not (one_group or one_step or masked)
-        )
+        for at_once in sorted({1, directions})
+        for candidate in _candidates(hidden_size, batch, at_once, *sizes, several=not (one_group or one_step or masked))
         if not (masked and candidate.block.cut.warpgroups)
         and not ((masked or one_step) and candidate.block.cut.distributed)
     ]
@@ -200,7 +198,7 @@ def _of_one_group(
     # In wide layers, blocks of more rows are faster although a step takes them longer, because they have fewer turns.
     # Where blocks may multiply several groups at a time, that begins with fewer units.
     least = measured_weights(device, "persistent wide layers")["least_units"]
-    wide = several or (cell_size is None and not exact and hidden >= least)
+    may_be_wide = several or (cell_size is None and not exact and hidden >= least)
     numbers = {"value_bytes": value_bytes, "exact": exact, "one_row": one_row, "cell_size": cell_size, "wide": several}
     found = []
     for units, rows, warps, split in itertools.product(_UNITS, _ROWS, _WARPS, splits):
@@ -208,12 +206,12 @@ def _of_one_group(
         if cut.blocks > multiprocessors(device, split):
             continue  # the blocks of a group of rows run at the same time
         possible = _whole_tiles(cut) and _can_share_depth(cut) and _was_ranked(cut)
-        if possible and (wide or not _is_for_wide_layers(cut)):
+        if possible and (may_be_wide or not _is_for_wide_layers(cut)):
             found += [
                 held
                 for multiplied in _with_groups_multiplied(cut)
                 for placed in _with_weights_placed(multiplied)
-                for held in _with_sums_held(placed, device, wide)
+                for held in _with_sums_held(placed, device, may_be_wide)
             ]
         if _has_warpgroups(cut, device):
             by_warpgroups = cut.replace(resident=cut.tiles, warpgroups=True)
@@ -277,10 +275,10 @@ def _with_weights_placed(cut: Tiling) -> list[Tiling]:
     return [cut.replace(resident=tiles) for tiles in dict.fromkeys(placed)]
 
 
-def _with_sums_held(cut: Tiling, device: Device, wide: bool) -> list[Tiling]:
+def _with_sums_held(cut: Tiling, device: Device, may_be_wide: bool) -> list[Tiling]:
     """Return a tiling that fits, with the partial sums of two steps in shared memory; or of one, in wide layers."""
     # In TF32 with more rows, the assembler spills weights.
-    one = wide and not (cut.scaled and cut.rows > _MOST_ROWS_OF_TF32)
+    one = may_be_wide and not (cut.scaled and cut.rows > _MOST_ROWS_OF_TF32)
     if fits(cut, device):
         return [cut]
     held = cut.replace(buffers=1)
