@@ -96,8 +96,7 @@ class Device:
         try:
             return _KNOWN[name.lower()]
         except KeyError:
-            message = sentence("device", f"one of {', '.join(_KNOWN)}", repr(name), "Or pass a `Device` of your own.")
-            raise ArgumentError(message) from None
+            raise ArgumentError(sentence("device", f"one of {', '.join(_KNOWN)}", repr(name))) from None
 
     @staticmethod
     def names() -> tuple[str, ...]:

@@ -128,7 +128,10 @@ def test_the_layouts_are_listed(gatewise):
             "`--layer` must be an even number of one direction",
         ),
         (["none.npz", "x.npz", "--from", "keras"], "none.npz cannot be read: No such file"),
-        (["lstm.safetensors", "x.onnx", "--from", "torch"], "`the file` must be one of .safetensors,"),
+        (
+            ["lstm.safetensors", "x.onnx", "--from", "torch"],
+            "`TARGET` must be a name that ends in one of .safetensors,",
+        ),
         (["lstm.safetensors", "x.npz", "--from", "keras"], "The names are those of the layout torch"),
         (["lstm.safetensors", "x.npz", "--from", "torch", "--layer", "a"], "`--layer` must be left out for a file"),
         (["lstm.safetensors", "x.npz", "--from", "torch", "--to", "flax-gru"], "must be that of an LSTM as the source"),

@@ -153,7 +153,7 @@ def read_content(path: Path) -> Content:
 def _kind_to_write(path: Path, layout: WeightLayout) -> FileKind:
     kind = _kind(path)
     if kind is None:
-        raise ArgumentError(_unknown(path))
+        raise ArgumentError(_unknown(path, "the target"))
     if kind.layouts is not None and layout.name not in kind.layouts:
         advice = "Write a .safetensors or .npz file instead."
         raise ArgumentError(
@@ -180,9 +180,9 @@ def _kind(path: Path) -> FileKind | None:
     return next((kind for kind in KINDS if path.name.endswith(kind.suffix)), None)
 
 
-def _unknown(path: Path) -> str:
+def _unknown(path: Path, what: str = "the file") -> str:
     known = ", ".join(kind.suffix for kind in KINDS)
     advice = ""
     if path.suffix in (".pt", ".pth", ".bin", ".pkl"):
         advice = "Pickles are not read: save the state_dict with safetensors.torch.save_file."
-    return sentence("the file", f"one of {known}", path.name, advice)
+    return sentence(what, f"a name that ends in one of {known}", path.name, advice)
