@@ -298,7 +298,7 @@ def test_files_that_are_not_there_or_of_no_known_kind(tmp_path):
     (tmp_path / "folder.npz").mkdir()
     with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):
         read_file(tmp_path / "folder.npz")
-    with pytest.raises(CheckpointError, match=r"must be a name that ends in one of .safetensors, .npz, .*, got model.onnx"):
+    with pytest.raises(CheckpointError, match=r"a name that ends in one of .safetensors, .npz, .*, got model.onnx"):
         read_file(tmp_path / "model.onnx")
 
 
