@@ -248,18 +248,17 @@ def exchanged(
         states, h0 = entered or new_entered(problem, scratch, tokens)
         torch.mul(layer.h0, masks.kept, out=h0).mul_(masks.scale)
         return states, y, h0
-    width = exchanged_width(size, tokens.time, tiling)
+    width = exchanged_width(tokens.time, tiling)
     if size != width:
         return tokens.new(scratch, width=directions * width), y, layer.h0
     return y, None, layer.h0
 
 
-def exchanged_width(size: int, time: int, tiling: Tiling) -> int:
+def exchanged_width(time: int, tiling: Tiling) -> int:
     """Return the values of a batch row of the hidden states that the blocks of a forward pass exchange.
 
     Args:
-        size: H.
-        time: The number of steps.
+        time: The number of steps; in a single one nothing is exchanged.
         tiling: The tiling of the pass.
     """
     return tiling.row_width if time > 1 else tiling.hidden

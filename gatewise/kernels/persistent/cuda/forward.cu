@@ -38,7 +38,7 @@ struct Forward {
     const Value* bias_ih[2];    // [GATES * SIZE], or null
     const Value* bias_hh[2];
     Value* y[2];                // [tokens, y_width], all bits 1 beforehand unless DISTRIBUTED or of a single step: the outputs, padded; with DROPS_HIDDEN as they enter the product
-    Value* unpadded[2];           // [tokens, D * SIZE]: the outputs without padding, or null, but not with DROPS_HIDDEN
+    Value* unpadded[2];         // [tokens, D * SIZE]: the outputs without padding, or null, but not with DROPS_HIDDEN
     Value* cells[2];            // [tokens, H]: the state c of every step, kept for the backward pass, or null
     const Value* h0;            // [D, B, H]; with DROPS_HIDDEN as it enters the product
     const Value* c0;            // [D, B, SIZE]
@@ -54,7 +54,7 @@ struct Forward {
     u32 patience;
     // Only with STACKED.
     const Value* between;       // [GATES * SIZE, SIZE]: the input weights of the second layer, whose `gates` have all bits 1 beforehand
-    Value* dropped;             // [tokens, H], all bits 1 beforehand: the outputs of the first layer after dropout; used only with a mask
+    Value* dropped;             // [tokens, y_width], all bits 1 beforehand: the outputs of the first layer after dropout; used only with a mask
     const unsigned char* mask;  // the dropout mask between the layers, with step t and row n at t * mask_step + n * mask_row; or null
     int mask_step, mask_row;
     float scale;                // the factor of outputs that survive dropout

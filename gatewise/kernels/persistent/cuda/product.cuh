@@ -14,14 +14,14 @@
 #endif
 
 constexpr int SPAN = 64 / sizeof(Value);  // the values that four lanes load, 16 bytes each
-constexpr int GROUPS_OF_EIGHT = ROWS / 8;                   // groups of eight batch rows, the width of a tensor-core tile
+constexpr int GROUPS_OF_EIGHT = ROWS / 8;              // of batch rows; eight are the width of a tensor-core tile
 constexpr int PARTIAL_STRIDE = TILES * 16 + 4;         // in floats; the padding avoids bank conflicts of stores
 constexpr int PARTIAL_FLOATS = ROWS * PARTIAL_STRIDE;  // the partial sums of a warp
 constexpr int PARTS = WARPS;                           // the partial sums of each value
 constexpr int POLLS = (SPANS + CHUNK - 1) / CHUNK;     // polls of a group of eight rows, CHUNK spans each
 constexpr int PASSES = (GROUPS_OF_EIGHT + EIGHTS - 1) / EIGHTS;  // passes over the weights in a step
 constexpr int ITEMS = PASSES * POLLS;                  // polls of EIGHTS groups at a time, all of a step
-constexpr int AHEAD = MOST_AHEAD < ITEMS ? MOST_AHEAD : ITEMS;   // polls in flight
+constexpr int AHEAD = MOST_AHEAD < ITEMS ? MOST_AHEAD : ITEMS;  // polls in flight
 
 constexpr int FRAGMENTS = SCALED ? 1 : 2;              // fragments of a lane for one tile and span, and tensor-core products with them
 constexpr int LENT = TILES - RESIDENT;                 // tiles whose weights are in shared memory, because registers have no room for them
@@ -34,7 +34,7 @@ struct Weights {
     u32 held[RESIDENT][SPANS * FRAGMENTS][4];
     const uint4* lent;
 #if SCALED
-    float inverse_scale;  // the factor that was taken out of the warp's weights
+    float inverse_scale;  // of the warp's weights, which are multiplied by a power of two
 #endif
 };
 

@@ -22,7 +22,7 @@ struct Forward {
     const Value* bias_hh[2];
     const Value* parameters[2]; // [PARAMETERS, SIZE]
     Value* y[2];                // [tokens, y_width], all bits 1 beforehand unless there is a single step: the outputs, padded; with DROPS_HIDDEN as they enter the product
-    Value* unpadded[2];           // [tokens, D * SIZE]: the outputs without padding, or null, but not with DROPS_HIDDEN
+    Value* unpadded[2];         // [tokens, D * SIZE]: the outputs without padding, or null, but not with DROPS_HIDDEN
     float* cells[2];            // [tokens, CARRIED * H]: the carried states of every step, kept for the backward pass, or null
     float* statistics[2];       // [tokens, STATISTICS]: kept, too
     u32* ring;                  // [D, gridDim.y, RING_PAIRS] pairs of words, all bits 1 beforehand

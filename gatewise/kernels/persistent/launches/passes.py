@@ -98,9 +98,9 @@ class BetweenLayers(NamedTuple):
 
     Attributes:
         w_ih: The input weights of the second layer, contiguous.
-        passed: Memory for what passes from one layer to the other [tokens, H], filled by `fill_unwritten`: in the
-            forward pass the outputs of the first layer after dropout, or None without dropout; in the backward pass the
-            gradients of its outputs.
+        passed: Memory for what passes from one layer to the other, filled by `fill_unwritten`: in the forward pass the
+            outputs of the first layer after dropout [tokens, y_width], or None without dropout; in the backward pass
+            the gradients of its outputs [tokens, H].
         mask: The dropout mask [T, B, H], H not padded and its rows contiguous, or None.
         scale: The factor of the outputs that survive dropout.
     """

@@ -67,7 +67,7 @@ class Checkpointed:
         pieces = memory.lean_forward_pieces(problem)
         launch = launches.forward_launch(problem, batch, directions, layer.lengths is not None, scratch.device)
         whole = size == hidden  # for the sake of memory, outputs that need no padding are exchanged as they are
-        width = size if whole else buffers.exchanged_width(size, time, launch.tiling)
+        width = size if whole else buffers.exchanged_width(time, launch.tiling)
         polled = not launch.tiling.distributed
         if whole and polled:
             launches.fill_unwritten(y)

@@ -48,7 +48,7 @@ class LayerPair:
             buffers.pad_gates(layers.weights[1].w_ih, problem, scratch, matrices[1][0])
         outputs: list[Tensor] = [own.y for own in into]
         launch = launches.pair_launch("forward", problem, tokens.batch, layers.lengths is not None, scratch.device)
-        width = buffers.exchanged_width(size, tokens.time, launch.tiling)
+        width = buffers.exchanged_width(tokens.time, launch.tiling)
         wide = outputs if size == width else [tokens.new(scratch, width=width) for _ in into]
         dropped = [] if mask is None else [tokens.new(scratch, width=width)]
         for buffer in (*wide, *dropped):

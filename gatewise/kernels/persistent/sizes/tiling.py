@@ -238,10 +238,9 @@ class Tiling:
 
     @property
     def row_width(self) -> int:
-        """Values from one batch row of exchanged hidden states to the next: whole loads, of 64 bytes each.
+        """Values from one batch row of exchanged hidden states to the next: whole loads, each within a cache line.
 
-        Otherwise half of the loads would be parts of two lines of the cache. In a cluster nothing is loaded, and short
-        rows are not padded because that would take more than a tenth of their memory.
+        In a cluster nothing is loaded; padding of short rows would take more than a tenth of their memory.
         """
         row = self.hidden * self.value_bytes
         if self.distributed or row < _LEAST_PADDED_BYTES:
