@@ -59,15 +59,17 @@ def main() -> None:
     parser.add_argument("--drawn", type=int, metavar="N", help="N cases drawn at random in place of those of CASES")
     parser.add_argument("--seed", type=int, default=1, help="of the cases that are drawn (1)")
     parser.add_argument("--dtype", choices=("bf16", "fp16", "tf32", "fp32"), default="bf16")
+    parser.add_argument("--pass", choices=tuple(PASSES), dest="of", help="the pass whose tilings are timed (both)")
     parser.add_argument("--most", type=int, default=8, help="tilings of each case and pass (8)")
     parser.add_argument("--weights", type=Path, help="rankings whose choices are timed beside the present ones")
     given = parser.parse_args()
     precision, device = PRECISIONS[given.dtype], torch.device("cuda", 0)
     probed = Device.probe(device)
+    most = {name: given.most if given.of in (name, None) else 1 for name in PASSES}
     drawn = drawn_cases(given.drawn, given.seed, precision, probed) if given.drawn else ()
     with precision.applied():
         plans = {
-            case: planned(problem_of(case, precision), probed, given.most, given.weights)
+            case: planned(problem_of(case, precision), probed, most, given.weights)
             for case in given.case or drawn or CASES
         }
         for line in measured(plans, precision, device):
@@ -122,17 +124,17 @@ def ranked(
     return sorted(found, key=clocks)[:most]
 
 
-def planned(problem: Problem, device: Device, most: int, rankings: Path | None) -> dict[str, list[Tiling]]:
+def planned(problem: Problem, device: Device, most: Mapping[str, int], rankings: Path | None) -> dict[str, list[Tiling]]:
     """Return the tilings of each pass that are timed.
 
     Args:
         problem: The problem.
         device: The device.
-        most: The largest number of tilings of a pass.
+        most: The largest number of tilings of each pass, by the name of the pass.
         rankings: A file of rankings: the first tilings by the present weights and by these are timed, if they differ.
     """
     if rankings is None:
-        return {name: ranked(problem, device, backward=back, most=most) for name, back in PASSES.items()}
+        return {name: ranked(problem, device, backward=back, most=most[name]) for name, back in PASSES.items()}
     others = {row["ranking"]: row["weights"] for row in map(json.loads, rankings.read_text().splitlines())}
     first = {
         name: [ranked(problem, device, backward=back, most=1, weights=each)[0] for each in ({}, others)]

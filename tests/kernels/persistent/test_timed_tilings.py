@@ -91,7 +91,7 @@ def test_the_choices_of_other_weights_are_timed_beside_the_present_ones(tmp_path
     weights = {"steps": 1.0}  # as few rounds as possible, however long they take
     line = {"ranking": "persistent wide backward 16-bit", "weights": weights}
     (tmp_path / "new.jsonl").write_text(json.dumps(line))
-    planned = timed.planned(problem, DEVICE, 8, tmp_path / "new.jsonl")
+    planned = timed.planned(problem, DEVICE, {}, tmp_path / "new.jsonl")
     assert planned["forward"] == plan["forward"][:1]
     first, other = planned["backward"]
     assert first == plan["backward"][0]
