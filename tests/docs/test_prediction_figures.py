@@ -36,6 +36,8 @@ WARPGROUPS = (
     "1a533e8",
     "2d2488c",
     "d4805ea",
+    "3bac18b",
+    "fcb52b1",
 )
 # The commits of calls whose gradients by float16 products were measured.
 HALVES = "c06559b", "470f1e8", "7164508", "f8988ef", *WARPGROUPS[1:]

@@ -20,8 +20,9 @@ LINES = [json.loads(line) for line in (ROOT / "benchmarks/results/tilings.jsonl"
 
 
 def of_ranking(ranking):
-    """Return the line of the table, of the cases with several timed tilings."""
-    lines = [line for line in map(tiling_weights.as_ranked_now, LINES) if line["ranking"] == ranking]
+    """Return the line of the table, of the cases with several tilings that were timed with their pauses."""
+    timed = [line for line in LINES if "refit" in line]
+    lines = [line for line in map(tiling_weights.as_ranked_now, timed) if line["ranking"] == ranking]
     cases, present = tiling_weights.cases_of(lines), weights(Device.named("h200"), ranking)
     choices = [tiling_weights.choice_of(case, rows, present, 1.98) for case, rows in cases.items()]
     ratios = [choice.clocks[choice.presently] / min(choice.clocks) for choice in choices]
@@ -38,6 +39,26 @@ def test_how_much_longer_the_chosen_loops_take():
         for name in ("forward", "backward")
     ]
     assert block.splitlines()[2:] == [of_ranking(ranking) for ranking in rankings]
+
+
+def test_how_long_loops_of_the_refitted_weights_take():
+    told = []
+    for name in ("forward", "backward"):
+        ranking = f"persistent wide {name} 16-bit"
+        cases = tiling_weights.cases_of(
+            [line for line in LINES if line.get("refit") == "fresh, last fit" and line["ranking"] == ranking]
+        )
+        ratios = [rows[1]["us_a_step"] / rows[0]["us_a_step"] for rows in cases.values()]
+        told.append(f"{tiling_weights.geometric(ratios):.3f}{{}} in {len(ratios)} {name} passes")
+    assert f"take {told[0].format(' of the time')} and {told[1].format('')}" in PAGE
+
+
+def test_how_long_calls_of_the_refitted_weights_take():
+    record = (ROOT / "benchmarks/results/pauses.jsonl").read_text("utf-8").splitlines()
+    calls = [line for line in map(json.loads, record) if line["set"] == "refit"]
+    ratios = [call["us"] / call["us_before"] for call in calls]
+    ends = f"{tiling_weights.geometric(ratios):.2f} of the time before ({min(ratios):.2f} to {max(ratios):.2f};"
+    assert f"It changes {len(ratios)} of the measured calls, which take {ends}" in PAGE
 
 
 def test_how_long_loops_by_warpgroups_take():

@@ -57,7 +57,7 @@ def backward_tilings(shape):
 
 
 def test_a_wide_language_model_leaves_room_by_itself():
-    device, whole, less = backward_tilings((35, 128, 1500, 1))
+    device, whole, less = backward_tilings((35, 20, 1500, 1))
     assert whole == less
     assert less.blocks * less.together <= device.multiprocessors - 24
 

@@ -15,8 +15,8 @@ TF32 = {"dtype": torch.float32, "allow_tf32": True}
 PROBLEMS = {
     (3, 3): Problem(12, 20, 64, 1500, dtype=torch.bfloat16, needs_grad=True),
     (2, 2): Problem(9, 80, 64, 1150, dtype=torch.float16, needs_grad=True),
-    (3, 4): Problem(7, 193, 40, 552, dtype=torch.bfloat16, needs_grad=True, resets=True),
-    (2, 1): Problem(9, 64, 64, 1024, dtype=torch.bfloat16, needs_grad=True, cell=GRU(), bidirectional=True),
+    (3, 5): Problem(7, 193, 40, 552, dtype=torch.bfloat16, needs_grad=True, resets=True),
+    (2, 4): Problem(9, 64, 64, 1024, dtype=torch.bfloat16, needs_grad=True, cell=GRU(), bidirectional=True),
     (4, 4): Problem(8, 128, 33, 760, dtype=torch.float16, needs_grad=True, num_layers=2, dropout=0.25),
     (5, 2): Problem(9, 80, 64, 1500, dtype=torch.bfloat16, needs_grad=True),
     (4, 1): Problem(9, 61, 64, 1020, needs_grad=True, **TF32),
