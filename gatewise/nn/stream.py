@@ -30,6 +30,7 @@ from gatewise.functional.resets import check_resets
 from gatewise.nn.arguments import check_cell, refuse_input
 from gatewise.nn.pytorch_layer import weights_of
 from gatewise.nn.states import States, returned_states
+from gatewise.nn.stream_on_cpu import RepeatedStep
 from gatewise.nn.stream_tracing import refuse_if_traced, refuse_traced
 from gatewise.nn.stream_weights import cell_in_evaluation, converted, flat_weights_of, step_weights_of
 
@@ -111,6 +112,7 @@ class Stream:
         # Those that were used in captures stay alive, since replays of the graphs read and write their memory.
         self._captured: list[SingleSteps] = []
         self._checked: list[tuple[torch.Size, torch.dtype, torch.device]] | None = None
+        self._repeated: RepeatedStep | None = None
         _check_direction(layer)
         check_cell(cell_in_evaluation(layer))
 
@@ -149,7 +151,14 @@ class Stream:
         ):
             refuse_if_traced(x)
         layer, held = self.layer, self._held
-        if held is not None and _is_capturing(held.device):
+        if held is None:
+            repeated, states = self._repeated, self._states
+            if repeated is not None and states is not None:
+                after = repeated.after(layer, x, states)
+                if after is not None:
+                    self._states = after
+                    return after[-1][0].clone()  # for the reason below
+        elif _is_capturing(held.device):
             self._keep(held)
         if (
             held is not None
@@ -196,6 +205,7 @@ class Stream:
                 # Operators of PyTorch would broadcast a weight of one row to all units, and promote dtypes.
                 check_tensors_of_step(cell, x, flat_weights_of(layer, autocast))
                 self._checked = forms
+                self._repeated = None if autocast else RepeatedStep.of(layer, cell, x, [form[0] for form in forms])
             after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
         else:
             after = one_call(cell, x, states, weights, layer.kernel)
@@ -306,8 +316,9 @@ class Stream:
             self._held, self._states = None, states
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has addresses of its own, and makes its launches anew.
-        return self.__dict__ | {"_held": None, "_captured": [], "_states": self._current()}
+        # A copy has addresses of its own, and makes its launches anew. The operators of `_repeated` cannot be pickled.
+        anew = {"_held": None, "_captured": [], "_checked": None, "_repeated": None}
+        return self.__dict__ | anew | {"_states": self._current()}
 
     def __repr__(self) -> str:
         return f"Stream({self.layer!r}, batch={self.batch})"

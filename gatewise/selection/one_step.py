@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ __all__ = [
     "held_bytes",
     "held_steps",
     "in_one_launch",
+    "operator_of",
     "refusals_of",
     "state_dtype",
     "step_of",
@@ -67,6 +68,18 @@ def step_of(cell: Cell, dtype: torch.dtype, projected: bool, structured: bool) -
     if operator is None:
         return functools.partial(_of_any, cell)
     return functools.partial(_of_pair if cell.states else _of_one, OPERATORS[operator])
+
+
+def operator_of(cell: Cell, dtype: torch.dtype, projected: bool) -> Callable[..., Any] | None:
+    """Return PyTorch's operator for a step of a layer on a CPU; None if the step takes several operators.
+
+    Args:
+        cell: The cell, as in evaluation mode.
+        dtype: The dtype of the input and the weights.
+        projected: Whether the layer has a projection.
+    """
+    operator = _operator(cell, dtype, projected, structured=False)
+    return None if operator is None else OPERATORS[operator]
 
 
 def _operator(cell: Cell, dtype: torch.dtype, projected: bool, structured: bool) -> str | None:
