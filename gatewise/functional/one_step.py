@@ -21,7 +21,7 @@ from gatewise.selection.one_step import (
     Step,
     held_steps,
     in_one_launch,
-    operator_of,
+    repeated_step_of,
     state_dtype,
     step_of,
 )
@@ -41,7 +41,7 @@ __all__ = [
     "in_one_launch",
     "one_call",
     "one_step",
-    "operator_of",
+    "repeated_step_of",
     "state_dtype",
     "steps_directly",
     "steps_freely",

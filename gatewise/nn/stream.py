@@ -205,7 +205,7 @@ class Stream:
                 # Operators of PyTorch would broadcast a weight of one row to all units, and promote dtypes.
                 check_tensors_of_step(cell, x, flat_weights_of(layer, autocast))
                 self._checked = forms
-                self._repeated = None if autocast else RepeatedStep.of(layer, cell, x, [form[0] for form in forms])
+                self._repeated = None if autocast else RepeatedStep.of(layer, cell, x, flat_weights_of(layer))
             after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
         else:
             after = one_call(cell, x, states, weights, layer.kernel)
@@ -316,7 +316,7 @@ class Stream:
             self._held, self._states = None, states
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has addresses of its own, and makes its launches anew. The operators of `_repeated` cannot be pickled.
+        # A copy has addresses of its own, and makes its launches anew. Its steps have memory of their own.
         anew = {"_held": None, "_captured": [], "_checked": None, "_repeated": None}
         return self.__dict__ | anew | {"_states": self._current()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.pytorch import in_pytorch, pytorch_layer
 from gatewise.contract.weights import DirectionWeights
-from gatewise.kernels.aten import OPERATORS
+from gatewise.kernels.aten import OPERATORS, GRUStep
 from gatewise.kernels.eager import Product, one_step, state_dtype
 from gatewise.kernels.stepwise.single_criteria import held_bytes, refusals_of
 
@@ -30,8 +30,8 @@ __all__ = [
     "held_bytes",
     "held_steps",
     "in_one_launch",
-    "operator_of",
     "refusals_of",
+    "repeated_step_of",
     "state_dtype",
     "step_of",
 ]
@@ -70,16 +70,35 @@ def step_of(cell: Cell, dtype: torch.dtype, projected: bool, structured: bool) -
     return functools.partial(_of_pair if cell.states else _of_one, OPERATORS[operator])
 
 
-def operator_of(cell: Cell, dtype: torch.dtype, projected: bool) -> Callable[..., Any] | None:
-    """Return PyTorch's operator for a step of a layer on a CPU; None if the step takes several operators.
+def repeated_step_of(
+    cell: Cell, dtype: torch.dtype, projected: bool, batch: int, hidden_size: int
+) -> Callable[..., tuple[Tensor, ...]] | None:
+    """Return a function for steps on a CPU that do not overlap: its arguments are x, the states and each weight.
+
+    It computes what `step_of` does, to rounding, and may keep memory from step to step.
 
     Args:
         cell: The cell, as in evaluation mode.
         dtype: The dtype of the input and the weights.
         projected: Whether the layer has a projection.
+        batch: B, the number of sequences.
+        hidden_size: H, the number of hidden units.
+
+    Returns:
+        The function, which returns the states after the step; None if PyTorch has no operator for the step.
     """
     operator = _operator(cell, dtype, projected, structured=False)
-    return None if operator is None else OPERATORS[operator]
+    if operator is None:
+        return None
+    if operator == "GRU":
+        return GRUStep(batch, hidden_size, dtype)
+    return OPERATORS[operator] if cell.states else functools.partial(_in_tuple, OPERATORS[operator])
+
+
+def _in_tuple(
+    operator: Callable[..., Tensor], x: Tensor, states: tuple[Tensor, ...], *weights: Tensor
+) -> tuple[Tensor, ...]:
+    return (operator(x, states[0], *weights),)
 
 
 def _operator(cell: Cell, dtype: torch.dtype, projected: bool, structured: bool) -> str | None:
