@@ -55,14 +55,16 @@ class Stream:
     (`load_state_dict`, an optimizer, a parametrization, writes to `weight.data`) counts from the next call on. After
     `layer.to(...)` the states follow the layer to its device and dtype.
 
-    On a CPU, and if no kernel is named, a step of the cells that PyTorch has is one operator of PyTorch for each layer,
-    such as `torch.lstm_cell`; a step of other cells, projections and 16-bit numbers is a few operators of the kernel
-    `eager`. Recurrent matrices of blocks or factors (`heads`, `recurrent_rank`) are not assembled there: the blocks or
-    factors are multiplied themselves. On a GPU of compute capability 8.0 or later, a step of up to 8 sequences is one
-    launch for each layer, if the layer has no projection and its cell can be traced and does not normalize over units.
-    In 16-bit dtypes, with sizes that are multiples of 8, so is a step of up to 64 sequences, if these are at most
-    2^26 / (H (I + H)). Every other step is a call of the kernel that is chosen for a sequence of one step.
-    `gatewise.explain(stream, (B, I))` says which of these computes the step, and why.
+    On a CPU, and if no kernel is named, a step of the cells that PyTorch has is that of `torch.lstm_cell` or the like
+    for each layer: the first one is computed by this operator, the next ones, for an LSTM and a GRU, by the operators
+    that it consists of, whose results may differ in the last bits and which write to memory of the stream. A step of
+    other cells, projections and 16-bit numbers is a few operators of the kernel `eager`. Recurrent matrices of blocks
+    or factors (`heads`, `recurrent_rank`) are not assembled there: the blocks or factors are multiplied themselves. On
+    a GPU of compute capability 8.0 or later, a step of up to 8 sequences is one launch for each layer, if the layer has
+    no projection and its cell can be traced and does not normalize over units. In 16-bit dtypes, with sizes that are
+    multiples of 8, so is a step of up to 64 sequences, if these are at most 2^26 / (H (I + H)). Every other step is a
+    call of the kernel that is chosen for a sequence of one step. `gatewise.explain(stream, (B, I))` says which of these
+    computes the step, and why.
 
     In float16 and bfloat16, also those of autocast, the states are carried in float32, as within a call of the layer. A
     call of a kernel for a sequence of one step rounds them to 16 bits after each step.

@@ -14,7 +14,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.pytorch import in_pytorch, pytorch_layer
 from gatewise.contract.weights import DirectionWeights
-from gatewise.kernels.aten import OPERATORS, GRUStep
+from gatewise.kernels.aten import OPERATORS, GRUStep, LSTMStep
 from gatewise.kernels.eager import Product, one_step, state_dtype
 from gatewise.kernels.stepwise.single_criteria import held_bytes, refusals_of
 
@@ -90,9 +90,10 @@ def repeated_step_of(
     operator = _operator(cell, dtype, projected, structured=False)
     if operator is None:
         return None
-    if operator == "GRU":
-        return GRUStep(batch, hidden_size, dtype)
-    return OPERATORS[operator] if cell.states else functools.partial(_in_tuple, OPERATORS[operator])
+    in_place = {"LSTM": LSTMStep, "GRU": GRUStep}.get(operator)
+    if in_place is not None:
+        return in_place(batch, hidden_size, dtype)
+    return functools.partial(_in_tuple, OPERATORS[operator])
 
 
 def _in_tuple(
@@ -113,7 +114,7 @@ def algorithm_on_cpu(problem: Problem, structured: bool) -> str:
     operator = _operator(problem.cell, problem.dtype, problem.proj_size > 0, structured)
     if operator is None:
         return "a few operators of `eager` for each layer"
-    return f"torch.{OPERATORS[operator].__name__} for each layer"
+    return f"the operators of torch.{OPERATORS[operator].__name__} for each layer"
 
 
 def in_one_launch(problem: Problem, device: torch.device) -> bool:
