@@ -101,6 +101,8 @@ class Stream:
         torch.Size([2, 3, 20])
     """
 
+    _repeated: RepeatedStep | None = None  # of streams that were pickled before there was one
+
     def __init__(self, layer: Any, batch: int) -> None:
         if not isinstance(batch, numbers.Integral) or isinstance(batch, bool) or batch < 1:
             raise ArgumentError(sentence("batch", "a positive integer", repr(batch)))
@@ -114,7 +116,6 @@ class Stream:
         # Those that were used in captures stay alive, since replays of the graphs read and write their memory.
         self._captured: list[SingleSteps] = []
         self._checked: list[tuple[torch.Size, torch.dtype, torch.device]] | None = None
-        self._repeated: RepeatedStep | None = None
         _check_direction(layer)
         check_cell(cell_in_evaluation(layer))
 

@@ -1,5 +1,8 @@
 """Steps on a CPU that repeat a checked step: what makes them check again, and that they read the weights."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -153,3 +156,20 @@ def test_attributes_that_do_not_fit_the_weights_are_refused_after_repeated_steps
         torch.testing.assert_close(stream.states, before, rtol=0, atol=0)
         stream(x[2])
     assert repeated == [True, False, True]
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_copies_have_memory_and_checks_of_their_own(kind, repeated):
+    layer, x = LAYERS[kind](), x_of()
+    stream = layer.stream(B)
+    with torch.no_grad():
+        steps(stream, x[:2])
+        older = pickle.loads(pickle.dumps(stream))
+        vars(older).pop("_repeated")  # as in one that was pickled before there was one
+        others = copy.deepcopy(stream), older
+        repeated.clear()
+        expected = outputs(layer, x)[2:]
+        for y, step in zip(expected, x[2:], strict=True):
+            for one in (stream, *others):
+                torch.testing.assert_close(one(step), y)
+    assert repeated.count(True) == 3 * len(expected) - len(others)
