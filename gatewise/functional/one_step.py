@@ -14,13 +14,14 @@ from gatewise.functional.arguments import check_input
 from gatewise.functional.differentiable import autocast_dtype, recurrent
 from gatewise.functional.passes import first_calls_permitted, without_autocast
 from gatewise.functional.weights import Form, forms_of, structure_of
-from gatewise.selection import AUTO, preference
+from gatewise.selection import AUTO, FREE, preference
 from gatewise.selection.one_step import (
     NOT_CAPTURED,
     Product,
     Step,
     held_steps,
     in_one_launch,
+    repeated_step_of,
     state_dtype,
     step_of,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "in_one_launch",
     "one_call",
     "one_step",
+    "repeated_step_of",
     "state_dtype",
     "steps_directly",
     "steps_freely",
@@ -55,7 +57,8 @@ def steps_freely(kernel: str) -> bool:
     Args:
         kernel: The layer's kernel: a name or "auto".
     """
-    return preference(kernel).kernel == AUTO
+    found = preference(kernel)
+    return found is FREE or found.kernel == AUTO
 
 
 def steps_directly(x: Tensor, kernel: str) -> bool:

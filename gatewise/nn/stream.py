@@ -30,6 +30,7 @@ from gatewise.functional.resets import check_resets
 from gatewise.nn.arguments import check_cell, refuse_input
 from gatewise.nn.pytorch_layer import weights_of
 from gatewise.nn.states import States, returned_states
+from gatewise.nn.stream_on_cpu import RepeatedStep
 from gatewise.nn.stream_tracing import refuse_if_traced, refuse_traced
 from gatewise.nn.stream_weights import cell_in_evaluation, converted, flat_weights_of, step_weights_of
 
@@ -54,14 +55,16 @@ class Stream:
     (`load_state_dict`, an optimizer, a parametrization, writes to `weight.data`) counts from the next call on. After
     `layer.to(...)` the states follow the layer to its device and dtype.
 
-    On a CPU, and if no kernel is named, a step of the cells that PyTorch has is one operator of PyTorch for each layer,
-    such as `torch.lstm_cell`; a step of other cells, projections and 16-bit numbers is a few operators of the kernel
-    `eager`. Recurrent matrices of blocks or factors (`heads`, `recurrent_rank`) are not assembled there: the blocks or
-    factors are multiplied themselves. On a GPU of compute capability 8.0 or later, a step of up to 8 sequences is one
-    launch for each layer, if the layer has no projection and its cell can be traced and does not normalize over units.
-    In 16-bit dtypes, with sizes that are multiples of 8, so is a step of up to 64 sequences, if these are at most
-    2^26 / (H (I + H)). Every other step is a call of the kernel that is chosen for a sequence of one step.
-    `gatewise.explain(stream, (B, I))` says which of these computes the step, and why.
+    On a CPU, and if no kernel is named, a step of the cells that PyTorch has is that of `torch.lstm_cell` or the like
+    for each layer: the first one is computed by this operator, the next ones, for an LSTM and a GRU, by the operators
+    that it consists of, whose results may differ in the last bits and which write to memory of the stream. A step of
+    other cells, projections and 16-bit numbers is a few operators of the kernel `eager`. Recurrent matrices of blocks
+    or factors (`heads`, `recurrent_rank`) are not assembled there: the blocks or factors are multiplied themselves. On
+    a GPU of compute capability 8.0 or later, a step of up to 8 sequences is one launch for each layer, if the layer has
+    no projection and its cell can be traced and does not normalize over units. In 16-bit dtypes, with sizes that are
+    multiples of 8, so is a step of up to 64 sequences, if these are at most 2^26 / (H (I + H)). Every other step is a
+    call of the kernel that is chosen for a sequence of one step. `gatewise.explain(stream, (B, I))` says which of these
+    computes the step, and why.
 
     In float16 and bfloat16, also those of autocast, the states are carried in float32, as within a call of the layer. A
     call of a kernel for a sequence of one step rounds them to 16 bits after each step.
@@ -97,6 +100,8 @@ class Stream:
         >>> h_n.shape
         torch.Size([2, 3, 20])
     """
+
+    _repeated: RepeatedStep | None = None  # of streams that were pickled before there was one
 
     def __init__(self, layer: Any, batch: int) -> None:
         if not isinstance(batch, numbers.Integral) or isinstance(batch, bool) or batch < 1:
@@ -149,7 +154,14 @@ class Stream:
         ):
             refuse_if_traced(x)
         layer, held = self.layer, self._held
-        if held is not None and _is_capturing(held.device):
+        if held is None:
+            repeated, states = self._repeated, self._states
+            if repeated is not None and states is not None:
+                after = repeated.after(layer, x, states)
+                if after is not None:
+                    self._states = after
+                    return after[-1][0].clone()  # for the reason below
+        elif _is_capturing(held.device):
             self._keep(held)
         if (
             held is not None
@@ -196,6 +208,7 @@ class Stream:
                 # Operators of PyTorch would broadcast a weight of one row to all units, and promote dtypes.
                 check_tensors_of_step(cell, x, flat_weights_of(layer, autocast))
                 self._checked = forms
+                self._repeated = None if autocast else RepeatedStep.of(layer, cell, x, flat_weights_of(layer))
             after = one_step(cell, x, states, weights, products, projected=layer.proj_size > 0)
         else:
             after = one_call(cell, x, states, weights, layer.kernel)
@@ -306,8 +319,9 @@ class Stream:
             self._held, self._states = None, states
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has addresses of its own, and makes its launches anew.
-        return self.__dict__ | {"_held": None, "_captured": [], "_states": self._current()}
+        # A copy has addresses of its own, and makes its launches anew. Its steps have memory of their own.
+        anew = {"_held": None, "_captured": [], "_checked": None, "_repeated": None}
+        return self.__dict__ | anew | {"_states": self._current()}
 
     def __repr__(self) -> str:
         return f"Stream({self.layer!r}, batch={self.batch})"

@@ -14,7 +14,7 @@ from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.contract.pytorch import in_pytorch, pytorch_layer
 from gatewise.contract.weights import DirectionWeights
-from gatewise.kernels.aten import OPERATORS
+from gatewise.kernels.aten import OPERATORS, GRUStep, LSTMStep
 from gatewise.kernels.eager import Product, one_step, state_dtype
 from gatewise.kernels.stepwise.single_criteria import held_bytes, refusals_of
 
@@ -31,6 +31,7 @@ __all__ = [
     "held_steps",
     "in_one_launch",
     "refusals_of",
+    "repeated_step_of",
     "state_dtype",
     "step_of",
 ]
@@ -69,6 +70,38 @@ def step_of(cell: Cell, dtype: torch.dtype, projected: bool, structured: bool) -
     return functools.partial(_of_pair if cell.states else _of_one, OPERATORS[operator])
 
 
+def repeated_step_of(
+    cell: Cell, dtype: torch.dtype, projected: bool, batch: int, hidden_size: int
+) -> Callable[..., tuple[Tensor, ...]] | None:
+    """Return a function for steps on a CPU that do not overlap: its arguments are x, the states and each weight.
+
+    It computes what `step_of` does, to rounding, and may keep memory from step to step.
+
+    Args:
+        cell: The cell, as in evaluation mode.
+        dtype: The dtype of the input and the weights.
+        projected: Whether the layer has a projection.
+        batch: B, the number of sequences.
+        hidden_size: H, the number of hidden units.
+
+    Returns:
+        The function, which returns the states after the step; None if PyTorch has no operator for the step.
+    """
+    operator = _operator(cell, dtype, projected, structured=False)
+    if operator is None:
+        return None
+    in_place = {"LSTM": LSTMStep, "GRU": GRUStep}.get(operator)
+    if in_place is not None:
+        return in_place(batch, hidden_size, dtype)
+    return functools.partial(_in_tuple, OPERATORS[operator])
+
+
+def _in_tuple(
+    operator: Callable[..., Tensor], x: Tensor, states: tuple[Tensor, ...], *weights: Tensor
+) -> tuple[Tensor, ...]:
+    return (operator(x, states[0], *weights),)
+
+
 def _operator(cell: Cell, dtype: torch.dtype, projected: bool, structured: bool) -> str | None:
     """Return the key of PyTorch's operator for a step, as `OPERATORS` has it; None if it takes several operators."""
     if in_pytorch(cell) and not projected and not structured and state_dtype(dtype) == dtype:
@@ -81,7 +114,7 @@ def algorithm_on_cpu(problem: Problem, structured: bool) -> str:
     operator = _operator(problem.cell, problem.dtype, problem.proj_size > 0, structured)
     if operator is None:
         return "a few operators of `eager` for each layer"
-    return f"torch.{OPERATORS[operator].__name__} for each layer"
+    return f"the operators of torch.{OPERATORS[operator].__name__} for each layer"
 
 
 def in_one_launch(problem: Problem, device: torch.device) -> bool:

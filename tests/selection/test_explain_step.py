@@ -13,13 +13,13 @@ from tests.nn.test_stream import Erf, Momentum
 from tests.pairwise import each_value
 
 
-def test_a_step_on_a_cpu_is_an_operator_of_pytorch_where_there_is_one():
+def test_a_step_on_a_cpu_has_the_operators_of_pytorch_where_it_has_the_cell():
     for layer, algorithm in (
-        (gatewise.LSTM(5, 8), "torch.lstm_cell for each layer"),
-        (gatewise.RNN(5, 8, nonlinearity="relu"), "torch.rnn_relu_cell for each layer"),
+        (gatewise.LSTM(5, 8), "the operators of torch.lstm_cell for each layer"),
+        (gatewise.RNN(5, 8, nonlinearity="relu"), "the operators of torch.rnn_relu_cell for each layer"),
         (gatewise.LSTM(5, 8, proj_size=3), "a few operators of `eager` for each layer"),
         (gatewise.GRU(5, 8, dtype=torch.bfloat16), "a few operators of `eager` for each layer"),
-        (gatewise.Recurrent(GRU(), 5, 8), "torch.gru_cell for each layer"),
+        (gatewise.Recurrent(GRU(), 5, 8), "the operators of torch.gru_cell for each layer"),
         (gatewise.Recurrent(GRU(), 5, 8, heads=2), "a few operators of `eager` for each layer"),
         (gatewise.Recurrent(Erf(), 5, 8), "a few operators of `eager` for each layer"),
     ):
