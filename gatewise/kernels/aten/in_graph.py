@@ -126,11 +126,11 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None) -> tuple:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple:  # type: ignore[override]
         """Return the gradients of all arguments."""
-        if dy is None and dh is None and dc is None:
+        if all(gradient is None for gradient in gradients):
             return (None,) * 8
-        found = torch.ops.gatewise.onednn_backward.default(dy, dh, dc, *ctx.saved_tensors, ctx.reverse)
+        found = torch.ops.gatewise.onednn_backward.default(*gradients, *ctx.saved_tensors, ctx.reverse)
         dx, dw_ih, dw_hh, db, dh0, dc0 = found
         biased = ctx.saved_tensors[3] is not None
         # Callers change the gradients of both biases in place.
@@ -172,7 +172,8 @@ def _onednn_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     weights, count = DirectionWeights(w_ih, w_hh, b_ih, b_hh), int(size)
     if workspace.untyped_storage().nbytes() == count:
-        workspace = workspace.new_empty(0).set_(workspace.untyped_storage(), 0, (count,))
+        storage = workspace.untyped_storage()
+        workspace = workspace.new_empty(0).set_(storage, 0, (count,), (1,))  # type: ignore[call-overload]
     else:  # a copy of the byte, as hooks for saved tensors make
         *_, workspace = onednn.recorded(x, weights, h0, c0, reverse)
     found = onednn.differentiated(x, weights, h0, c0, y, h, c, dy, dh, dc, workspace, reverse)
@@ -196,7 +197,7 @@ def _pytorch_layers(
 ) -> tuple[Tensor, Tensor, Tensor]:
     options = bias, num_layers, 0.0, False, bidirectional, False
     if mode == "lstm":
-        return torch.lstm(x, (h0, c0), weights, *options)
+        return torch.lstm(x, (h0, c0), tuple(weights), *options)
     return *getattr(torch, mode)(x, h0, weights, *options), torch.empty_like(c0)
 
 
