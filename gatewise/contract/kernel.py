@@ -227,6 +227,15 @@ class Kernel(Protocol):
         """
         ...
 
+    def in_graph(self, problem: Problem, device: Device) -> Operator | None:
+        """Return the function that puts the calls of a problem into a graph of `torch.compile`, or None.
+
+        The graph then has the operators that this function calls, instead of one that prepares the call and runs
+        `forward` or `backward`, which takes longer than a small call on a CPU. The numbers of steps and of sequences in
+        the problem are not those of the calls.
+        """
+        ...
+
     def backward(
         self, problem: Problem, inputs: Inputs, result: Result, gradients: OutputGradients, needs: Needs
     ) -> InputGradients:

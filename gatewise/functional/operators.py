@@ -19,6 +19,7 @@ from gatewise.contract.saved import Inputs, Needs, OutputGradients, Result
 from gatewise.contract.tracing import is_exporting
 from gatewise.contract.unaliased import unaliased
 from gatewise.functional.arguments import check_input, check_options, check_tensors, described_while_traced
+from gatewise.functional.compiled import recurrent
 from gatewise.functional.execution import prepare
 from gatewise.functional.export import exported, in_steps, refuse_packed_batch
 from gatewise.functional.initial_states import initial_states
@@ -81,6 +82,9 @@ def traced(
             raise ArgumentError(sentence("input", expectation, "a PackedSequence", advice))
         check_input(x, found, packed=False)
         return in_steps(found, x, h0, c0, flat, lengths, dropout, cell, resets)
+    if x.device.type == "cpu" and not leaves and torch.compiler.is_dynamo_compiling():
+        options = lengths, batch_sizes, bidirectional, dropout, kernel, memory, cell.name, resets
+        return recurrent(x, h0, c0, flat, *options)
     # While `torch.export` traces, PyTorch hides oneDNN from the choice, and an exported graph may run elsewhere: what
     # the chosen kernel will keep is not known. Its backward pass repeats the forward pass. So it does with a PyTorch
     # that compiles no operator whose results have such sizes as what cuDNN and oneDNN keep.

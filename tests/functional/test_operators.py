@@ -92,7 +92,7 @@ def test_the_kernel_is_the_one_preferred_while_compiling():
     seen = []
 
     def backend(graph, example):
-        seen.extend(node.args[9] for node in graph.graph.nodes if "lstm_forward" in str(node.target))
+        seen.extend(node.args[8] for node in graph.graph.nodes if "gatewise.recurrent" in str(node.target))
         return graph
 
     with use_kernel("eager"):

@@ -15,6 +15,7 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.contract.saved import InputGradients, Inputs, Needs, OutputGradients, Result
 from gatewise.kernels import stack
 from gatewise.kernels.aten import native, onednn, runs
+from gatewise.kernels.aten.in_graph import in_graph
 from gatewise.kernels.criteria import IN_PYTORCH, LENGTHS_READABLE, NO_RESETS, NOT_EMPTY, NOT_LEAN, NOT_PROJECTED
 
 _TRACEABLE = Criterion(
@@ -164,6 +165,8 @@ class _Aten:
 
     def operator(self, problem: Problem, device: Device) -> Operator | None:
         return native.operator_on_cpu(problem) if device.kind == "cpu" else None
+
+    in_graph = staticmethod(in_graph)
 
 
 def _on_gpu(problem: Problem, device: Device, whole: Work) -> Work:

@@ -128,6 +128,45 @@ def direction_forward(
     return _forward(x.contiguous(), *_four(weights), *states, reverse, [], _LSTM, *options)
 
 
+def recorded(
+    x: Tensor, weights: DirectionWeights, h0: Tensor, c0: Tensor, reverse: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Run one direction of one layer for a backward pass; return y, h_n, c_n and the workspace.
+
+    Args:
+        x: The input [T, B, I].
+        weights: The weights of the direction.
+        h0: The initial hidden state [B, H].
+        c0: The initial cell state [B, H].
+        reverse: Whether the direction reads the sequences from their last step to their first.
+    """
+    options = weights.w_hh.shape[1], 1, weights.b_ih is not None, False, False, True
+    given = x.contiguous(), *_four(weights), h0.contiguous(), c0.contiguous()
+    with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():  # as in `layer_forward`
+        return _forward(*given, reverse, [], _LSTM, *options)
+
+
+def differentiated(
+    x: Tensor,
+    weights: DirectionWeights,
+    h0: Tensor,
+    c0: Tensor,
+    y: Tensor,
+    h_n: Tensor,
+    c_n: Tensor,
+    dy: Tensor | None,
+    dh: Tensor | None,
+    dc: Tensor | None,
+    workspace: Tensor,
+    reverse: bool,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of x, of two matrices and two biases, and of both states, from what `recorded` returned."""
+    options = reverse, _LSTM, weights.w_hh.shape[1], 1, weights.b_ih is not None, True, False, [], False
+    states = h0.contiguous(), c0.contiguous()
+    given = (None if each is None else each.contiguous() for each in (dy, dh, dc))
+    return _backward(x.contiguous(), *_four(weights), *states, y, h_n, c_n, *given, *options, workspace)
+
+
 def layer_backward(
     problem: Problem, layer: Layer, result: Result, gradients: OutputGradients, needs: Needs
 ) -> LayerGradients:

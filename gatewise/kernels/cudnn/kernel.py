@@ -141,6 +141,9 @@ class _Cudnn:
     def operator(self, problem: Problem, device: Device) -> Operator | None:
         return None
 
+    def in_graph(self, problem: Problem, device: Device) -> Operator | None:
+        return None
+
 
 def _layer_by_layer(problem: Problem) -> bool:
     return problem.dropout > 0

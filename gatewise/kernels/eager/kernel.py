@@ -160,6 +160,9 @@ class _Eager:
         call = plain_call.operator_of(problem, device)
         return None if call is None else functools.partial(_profiled, problem.needs_grad, call)
 
+    def in_graph(self, problem: Problem, device: Device) -> Operator | None:
+        return None
+
 
 def _profiled(needs_grad: bool, call: Operator, *given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if not torch.autograd._profiler_enabled():

@@ -158,6 +158,9 @@ class _Persistent:
     def operator(self, problem: Problem, device: Device) -> Operator | None:
         return None
 
+    def in_graph(self, problem: Problem, device: Device) -> Operator | None:
+        return None
+
 
 def _launches(problem: Problem) -> int:
     # Of a layer. Forward: products of the input, what fills the exchange, the loop.

@@ -67,5 +67,8 @@ class _Stepwise:
     def operator(self, problem: Problem, device: Device) -> Operator | None:
         return None
 
+    def in_graph(self, problem: Problem, device: Device) -> Operator | None:
+        return None
+
 
 stepwise = _Stepwise()
