@@ -25,7 +25,7 @@ from gatewise.cli.values import is_utf8
 from gatewise.contract.errors import ArgumentError, GatewiseError, NotFinite, sentence
 from gatewise.training import RunFolder
 from gatewise.training.interruption import terminable
-from gatewise.training.loop import Outcome, progress_at
+from gatewise.training.loop import Outcome, check_checkpoint, progress_at
 from gatewise.training.processes import Processes, join_processes
 
 RUNS = Path("runs")
@@ -208,11 +208,10 @@ def _opened(request: _Request, processes: Processes) -> Iterator[tuple[RunFolder
             yield None
             return
         folder, recipe = found or (RunFolder(sent[0]), sent[1])
-        alone = processes.count == 1
         # This is checked before the files of an earlier run are moved, because they are deleted when a run ends without
         # an error.
         accepted = _is_shared(folder.path, processes) and processes.broadcast(
-            _in_the_first(lambda opening: _claim(request, folder, opening, alone), request, processes, held)
+            _in_the_first(lambda opening: _claim(request, folder, opening, processes), request, processes, held)
         )
         yield (folder, recipe) if accepted else None
 
@@ -276,14 +275,16 @@ def _locked(request: _Request, held: contextlib.ExitStack, restarted: bool) -> t
     return folder, _recipe_to_run(request, folder, restarted=restarted)
 
 
-def _claim(request: _Request, folder: RunFolder, held: contextlib.ExitStack, alone: bool) -> bool:
-    """Make a locked folder ready for writing, and return True; `alone` tells that there is only one process."""
+def _claim(request: _Request, folder: RunFolder, held: contextlib.ExitStack, processes: Processes) -> bool:
+    """Make a locked folder ready for writing, check the checkpoint of a run to resume, and return True."""
     if request.overwrite:
         held.enter_context(folder.replaced())
     new = not folder.exists()
     # A file that gatewise did not write is refused before `_begun_or_discarded` could read it as a checkpoint.
     folder.manifest.claim(getattr(folder, name) for name in (*_FILES, *request.task.files))
-    if new and alone:  # if another process fails, the errors of this one do not say why
+    if folder.checkpoint.exists():  # before the report of a run that cannot be resumed
+        check_checkpoint(folder.checkpoint, processes)
+    if new and processes.count == 1:  # if another process fails, the errors of this one do not say why
         held.enter_context(_begun_or_discarded(folder))
     return True
 
