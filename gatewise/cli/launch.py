@@ -16,6 +16,7 @@ import torch
 import typer
 from rich.console import Console
 
+from gatewise.cli.expected_scores import with_valid_expectations
 from gatewise.cli.failures import print_error, reported
 from gatewise.cli.option_names import naming
 from gatewise.cli.recipe import differences, overridden, parse_settings, read_recipe
@@ -165,9 +166,10 @@ class _Request:
         return bool(self.recipe is not None or self.settings or set(self.options) - set(_CHANGEABLE))
 
     def changed(self, recipe: Any) -> Any:
-        """Return a recipe with the options and settings, and with absolute paths."""
+        """Return a recipe with the options and settings, with absolute paths, and with the expectations that hold."""
         given = self._without_other_data(recipe)
-        return _with_absolute_paths(self.task, overridden(overridden(given, self.options), self.settings))
+        made = _with_absolute_paths(self.task, overridden(overridden(given, self.options), self.settings))
+        return with_valid_expectations(recipe, made, self.task.section, self.task.paths)
 
     def _without_other_data(self, recipe: Any) -> Any:
         """Return a recipe without the data that it names in another way than the options and settings.
@@ -390,7 +392,8 @@ def _recipe_to_run(request: _Request, folder: RunFolder, *, restarted: bool) -> 
             "the command that began it, with the recipe that it wrote."
         ) from None
     asked = request.changed(begun if request.recipe is None else request.recipe)
-    if others := [key for key in differences(begun, asked) if key not in _CHANGEABLE]:
+    changed = [key for key in differences(begun, asked) if not key.startswith("expect.")]
+    if others := [key for key in changed if key not in _CHANGEABLE]:
         names = option_names(request.task.defaults)
         listed = ", ".join(f"`{names[key.rpartition('.')[2]]}`" for key in others)
         raise ArgumentError(

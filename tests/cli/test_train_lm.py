@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -16,7 +17,9 @@ import tomllib
 import pytest
 import torch
 
+from gatewise.cli.expected_scores import with_valid_expectations
 from gatewise.cli.language_model_run import compared
+from gatewise.cli.recipe import Expectation, Recipe, TextOptions
 from gatewise.data import TokenStream
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
@@ -273,6 +276,35 @@ def test_what_was_expected_is_compared(gatewise, small):
             "train", "lm", *small, "--overwrite", "--output", "run", "--set", f"expect.test_perplexity={limit}"
         )
         assert f"test perplexity at most {limit:g}: {verdict}" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "compared"),
+    [
+        ([], True),
+        (["--seed", 3, "--kernel", "eager", "--set", "sample.length=5"], True),
+        (["--epochs", 1], False),
+        (["--set", "training.epochs=1", "--set", "expect.valid_perplexity=1e9"], False),
+    ],
+)
+def test_expectations_of_a_recipe_hold_for_its_own_values(gatewise, trained, text, tmp_path, words, compared):
+    recipe = (tmp_path / "run" / "recipe.toml").read_text().replace("test_perplexity = 0.0", "test_perplexity = 1e9")
+    (tmp_path / "mine.toml").write_text(recipe)
+    answer = gatewise("train", "lm", "--recipe", "mine.toml", "--text", text, "--output", "new", *words)
+    assert answer.status == 0, answer.err
+    assert ("test perplexity at most 1e+09" in answer.out) == compared
+    assert ("valid perplexity at most 1e+09: reached" in answer.out) == ("expect.valid_perplexity=1e9" in words)
+    if compared:
+        longer = gatewise("train", "lm", "--output", "new", "--resume", "--epochs", 3)
+        assert longer.status == 0, longer.err
+        assert "test perplexity at most" not in longer.out
+
+
+def test_data_of_the_same_name_elsewhere_is_the_data_of_the_recipe():
+    recipe = Recipe(text=TextOptions(train="a/train.txt"), expect=Expectation(test_perplexity=80.0))
+    for path, kept in (("/b/train.txt", True), ("/b/book.txt", False)):
+        after = dataclasses.replace(recipe, text=TextOptions(train=path))
+        assert (with_valid_expectations(recipe, after, "text", ("train",)) == after) == kept
 
 
 def test_a_run_is_neither_overwritten_nor_mixed_up(gatewise, small):
