@@ -216,7 +216,7 @@ def test_a_recipe_that_is_not_there_is_refused(name, message):
 @pytest.mark.parametrize("command", ["train", "explain"])
 def test_an_empty_name_is_no_recipe(gatewise, command):
     answer = gatewise(command, "nmt", "--recipe", "")
-    assert answer.status == 1
+    assert answer.refused
     assert "`--recipe` must be a TOML file or one of phrases, tatoeba-deu-eng, got ''." in answer.err
 
 
@@ -235,7 +235,7 @@ def test_the_command_prints_a_recipe_which_can_be_run(gatewise, tmp_path):
     (tmp_path / "mine.toml").write_text(answer.out, "utf-8")
     assert read_recipe(tmp_path / "mine.toml") == read_recipe(recipe_path("lm", "demo"))
     refused = gatewise("recipes", "absent")
-    assert refused.status == 1
+    assert refused.refused
     assert "`NAME` must be one of digits, synthetic, demo" in refused.err
 
 

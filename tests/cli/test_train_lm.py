@@ -140,7 +140,7 @@ def test_three_files_are_read_as_they_are(gatewise, small, text, tmp_path):
     words = len(text.read_text().split()) + len(text.read_text().splitlines())
     assert f"train {words:,}, valid {words:,}, test {words:,}" in answer.out
     answer = gatewise("train", "lm", *without, "--train", "train.txt", "--output", "other")
-    assert answer.status == 1
+    assert answer.refused
     assert "`--train`, `--valid`, `--test` must be three files, got only `--train`" in answer.err
 
 
@@ -155,7 +155,7 @@ def test_three_files_are_read_as_they_are(gatewise, small, text, tmp_path):
 )
 def test_data_that_are_named_in_two_ways_are_refused(gatewise, words, names):
     answer = gatewise("train", *words)
-    assert answer.status == 1
+    assert answer.refused
     assert f"{names} exclude each other. Name the data in one of these ways." in answer.err
 
 
@@ -265,7 +265,7 @@ def test_the_recipe_of_the_awd_lstm_trains_at_any_size(gatewise, small, text):
 )
 def test_options_of_the_awd_lstm_that_make_no_sense_are_refused_by_name(gatewise, small, setting, message):
     answer = gatewise("train", "lm", *small, "--set", setting, "--output", "run")
-    assert answer.status == 1
+    assert answer.refused
     assert message in " ".join(answer.err.split())
     assert not RunFolder("run").path.exists()
 
@@ -342,7 +342,7 @@ def test_a_run_is_resumed_to_more_epochs(gatewise, small, words):
     assert RunFolder("whole").model.read_bytes() == RunFolder("parts").model.read_bytes()
     assert RunFolder("whole").recipe.read_bytes() == RunFolder("parts").recipe.read_bytes()
     answer = gatewise("train", "lm", "--output", "parts", "--resume", "--epochs", 2)
-    assert answer.status == 1
+    assert answer.refused
     assert "`--epochs` must be at least 3 to resume the run in parts, which has begun its epoch 3" in answer.err
     assert RunFolder("whole").recipe.read_bytes() == RunFolder("parts").recipe.read_bytes()
 
@@ -396,7 +396,7 @@ def test_ctrl_c_says_how_to_go_on(gatewise, small, monkeypatch):
 )
 def test_bad_input_is_an_error_before_training(gatewise, small, words, message, tmp_path):
     answer = gatewise("train", "lm", *small, "--output", "run", *words)
-    assert answer.status == 1
+    assert answer.refused
     assert answer.err.startswith("error: ")
     assert message in answer.err
     assert "valid ppl" not in answer.out
@@ -407,7 +407,7 @@ def test_a_full_disk_is_an_error_before_training(gatewise, small, monkeypatch):
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     answer = gatewise("train", "lm", *small, "--output", "run")
-    assert answer.status == 1
+    assert answer.refused
     assert "must be on a disk with" in answer.err
     assert "valid ppl" not in answer.out
 
@@ -508,6 +508,6 @@ def test_processes_that_torchrun_starts_again_go_on_from_the_checkpoint(small, t
 def test_a_run_that_torchrun_may_start_again_names_its_folder(gatewise, small, tmp_path, monkeypatch, given, message):
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
     answer = gatewise("train", "lm", *small, *given)
-    assert answer.status == 1
+    assert answer.refused
     assert message in " ".join(answer.err.split())
     assert not list(tmp_path.glob("run*"))
