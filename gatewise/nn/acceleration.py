@@ -144,12 +144,13 @@ def restored(model: nn.Module) -> tuple[list[str], list[str]]:
     """
     done, left = [], []
     for names, module in _modules(model):
-        if not isinstance(module, (*OURS, Recurrent, RecurrentCell)):
+        if not issubclass(type(module), (*OURS, Recurrent, RecurrentCell)):
             continue
-        if reason := _kept_by_restore(module):
+        reason, original = _kept_by_restore(module), original_class(type(module))
+        if reason or original is None:
             left.append(f"{_where(names)}: stays: {reason}")
             continue
-        module.__class__ = original_class(type(module))
+        module.__class__ = original
         again = " again" if vars(module).pop(MARK, False) else ""
         if any(name in vars(module) for name in OPTIONS):  # they apply again after the next `accelerate`
             setattr(module, OPTIONS_MARK, True)
