@@ -135,14 +135,14 @@ def measured(
 ) -> Iterator[list[Point]]:
     """Measure problems on every kernel that accepts them until the time is over, and yield the calls of each problem.
 
-    On a CPU, the kernels are measured in turn.
+    On a CPU, the kernels are measured in turn unless another stopwatch is given.
 
     Args:
         problems: The problems, which may be without end.
         device: The device of the calls.
         record: The record that the measured calls refer to.
         seconds: The time after which no further problem begins.
-        watch: The stopwatch, which measures a call on a GPU.
+        watch: The stopwatch, which measures a call.
         clock: The clock, in seconds.
     """
     numbers, began = record.device, clock()
@@ -157,7 +157,7 @@ def measured(
                 for verdict in predicted(problem, numbers).verdicts
                 if verdict.accepted and not _takes_long(verdict.kernel, verdict.seconds or 0.0, problem)
             ]
-            if device.type == "cpu":
+            if device.type == "cpu" and watch is stopwatch:
                 times = in_turn(kernels, problem, device)
             else:
                 times = _one_by_one(kernels, problem, device, watch)
