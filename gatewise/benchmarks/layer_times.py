@@ -9,7 +9,7 @@ import itertools
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,12 +22,13 @@ from gatewise.contract.problem import LEAN, NORMAL, Layout, Problem
 from gatewise.nn import GRU, LSTM
 from gatewise.selection import kernel_named, points, predicted
 from gatewise.selection.points import Point, Record
-from gatewise.selection.timing import captured, time_callable
+from gatewise.selection.timing import captured, time_callable, time_side_by_side
 
 _AT_ONCE = 24  # problems whose kernels are built together, before any of them is measured
 _SAMPLED = 0.02  # seconds of samples of a quantity
 _LONGEST = 0.1  # seconds; calls that are predicted to take longer say little for their time
 _MOST_STEPS = 250  # of loops in Python, whose capture takes long
+_FAILURES = RuntimeError, GatewiseError, ValueError  # out of memory, or a library's own error: the others still run
 
 
 class Times(NamedTuple):
@@ -62,6 +63,26 @@ def stopwatch(kernel: str, problem: Problem, device: torch.device) -> Times:
         with for_cuda_graph():
             replay = captured(step, warmups=2)
         return Times(time_callable(replay, device=device, runs=7, warmups=2, budget=_SAMPLED).median, eager)
+
+
+def in_turn(kernels: Sequence[str], problem: Problem, device: torch.device) -> dict[str, Times]:
+    """Measure a call on several kernels in turn, so that other programs on a CPU change the times of all of them alike.
+
+    Args:
+        kernels: The names of the kernels; those that fail are left out.
+        problem: The call.
+        device: The CPU.
+    """
+    precision = LAYER_PRECISIONS[points.precision_of(problem) or ""]
+    with precision.applied(), warnings.catch_warnings(action="ignore"):
+        steps = {}
+        for kernel in kernels:
+            with contextlib.suppress(*_FAILURES):
+                step = step_of(kernel, problem, device)
+                step()
+                steps[kernel] = step
+        timings = time_side_by_side(steps, device=device, runs=7, warmups=1, budget=len(steps) * _SAMPLED)
+    return {kernel: Times(timing.median, None) for kernel, timing in timings.items()}
 
 
 def step_of(kernel: str, problem: Problem, device: torch.device) -> Callable[[], None]:
@@ -114,6 +135,8 @@ def measured(
 ) -> Iterator[list[Point]]:
     """Measure problems on every kernel that accepts them until the time is over, and yield the calls of each problem.
 
+    On a CPU, the kernels are measured in turn unless another stopwatch is given.
+
     Args:
         problems: The problems, which may be without end.
         device: The device of the calls.
@@ -129,24 +152,30 @@ def measured(
         for problem in several:
             if clock() - began >= seconds:
                 return
-            found = []
-            for verdict in predicted(problem, numbers).verdicts:
-                if not verdict.accepted or _takes_long(verdict.kernel, verdict.seconds or 0.0, problem):
-                    continue
-                try:
-                    times = watch(verdict.kernel, problem, device)
-                except (
-                    RuntimeError,
-                    GatewiseError,
-                    ValueError,
-                ):  # out of memory, or a library's own error: the others still run
-                    continue
-                work = kernel_named(verdict.kernel).work(problem, numbers)
-                found.append(Point(verdict.kernel, problem, work, times.graph, times.eager, record))
-            yield found
+            kernels = [
+                verdict.kernel
+                for verdict in predicted(problem, numbers).verdicts
+                if verdict.accepted and not _takes_long(verdict.kernel, verdict.seconds or 0.0, problem)
+            ]
+            if device.type == "cpu" and watch is stopwatch:
+                times = in_turn(kernels, problem, device)
+            else:
+                times = _one_by_one(kernels, problem, device, watch)
+            yield [
+                Point(kernel, problem, kernel_named(kernel).work(problem, numbers), *each, record)
+                for kernel, each in times.items()
+            ]
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _one_by_one(kernels: Sequence[str], problem: Problem, device: torch.device, watch: Stopwatch) -> dict[str, Times]:
+    found = {}
+    for kernel in kernels:
+        with contextlib.suppress(*_FAILURES):
+            found[kernel] = watch(kernel, problem, device)
+    return found
 
 
 def build(problems: Iterable[Problem], device: torch.device) -> None:

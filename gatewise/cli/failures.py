@@ -5,13 +5,22 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import NoReturn, TextIO
 
 from gatewise._program import INTERRUPTED, MESSAGE
-from gatewise.contract.errors import MEMORY_SHORTAGE, GatewiseError, ProcessFailed
+from gatewise.contract.errors import MEMORY_SHORTAGE, FolderError, GatewiseError, ProcessFailed
+
+FAILURE = 1
+"""The exit status of a command that was understood, and failed."""
+
+USAGE = 2
+"""The exit status of a command that cannot be meant so: an option or an argument is missing, unknown or wrong."""
+
+_OF_THE_COMMAND_LINE = re.compile(r"(?:[^`]+: )?`(--\w|[A-Z]+`)")
 
 
 @contextlib.contextmanager
@@ -22,7 +31,7 @@ def reported(advice: Callable[[], str] = lambda: "Reduce the sizes, or close oth
         advice: A function that returns the advice for too little memory.
 
     Raises:
-        SystemExit: With status 130 after Ctrl-C, otherwise with 1.
+        SystemExit: With status 130 after Ctrl-C, with that of `status_of` after an error of gatewise, otherwise with 1.
     """
     try:
         with _threads_that_write():
@@ -30,7 +39,7 @@ def reported(advice: Callable[[], str] = lambda: "Reduce the sizes, or close oth
     except ProcessFailed:
         sys.exit(1)  # the error was printed when this process received it
     except GatewiseError as error:
-        fail(str(error))
+        fail(str(error), status_of(error))
     except KeyboardInterrupt:
         _interrupted()
     except BrokenPipeError:
@@ -63,10 +72,20 @@ def flush_output() -> None:
         sys.stdout.flush()
 
 
-def fail(message: str) -> NoReturn:
+def status_of(error: GatewiseError) -> int:
+    """Return the exit status after an error: that of Typer's own errors if it is about an option or an argument.
+
+    Such an error begins with their names: options as they are written, and arguments in capital letters, perhaps after
+    the path of a recipe with the wrong value. That a folder cannot be used now, because its disk is full, is a failure
+    of the same command that may succeed later.
+    """
+    return USAGE if _OF_THE_COMMAND_LINE.match(str(error)) and not isinstance(error, FolderError) else FAILURE
+
+
+def fail(message: str, status: int = FAILURE) -> NoReturn:
     """Print an error on standard error, and exit."""
     print_error(message)
-    sys.exit(1)
+    sys.exit(status)
 
 
 def print_error(message: str) -> None:

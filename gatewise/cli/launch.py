@@ -16,7 +16,8 @@ import torch
 import typer
 from rich.console import Console
 
-from gatewise.cli.failures import print_error, reported
+from gatewise.cli.expected_scores import with_valid_expectations
+from gatewise.cli.failures import USAGE, print_error, reported, status_of
 from gatewise.cli.option_names import naming
 from gatewise.cli.recipe import differences, overridden, parse_settings, read_recipe
 from gatewise.cli.recipe_files import recipe_path
@@ -25,7 +26,7 @@ from gatewise.cli.values import is_utf8
 from gatewise.contract.errors import ArgumentError, GatewiseError, NotFinite, sentence
 from gatewise.training import RunFolder
 from gatewise.training.interruption import terminable
-from gatewise.training.loop import Outcome, progress_at
+from gatewise.training.loop import Outcome, check_checkpoint, progress_at
 from gatewise.training.processes import Processes, join_processes
 
 RUNS = Path("runs")
@@ -85,8 +86,8 @@ def launch(
         device: The device; see `join_processes`.
 
     Raises:
-        Exit: With status 1 if the folder or the recipe was refused, after printing the error; with 130 if the run was
-            interrupted, after saving everything.
+        Exit: With that of the error if the folder or the recipe was refused, after printing it; with 130 if the run
+            was interrupted, after saving everything.
     """
     if resume and overwrite:
         raise ArgumentError("`--resume` and `--overwrite` exclude each other. Give one of them.")
@@ -104,10 +105,10 @@ def launch(
         terminable() if processes.count == 1 else contextlib.nullcontext(),
         _opened(request, processes) as opened,
     ):
-        outcome = None if opened is None else _trained(task, *opened, processes)
-    if outcome is None:
-        raise typer.Exit(1)
-    if outcome.interrupted:
+        ended = opened if isinstance(opened, int) else _trained(task, *opened, processes)
+    if isinstance(ended, int):
+        raise typer.Exit(ended)
+    if ended.interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
@@ -165,9 +166,10 @@ class _Request:
         return bool(self.recipe is not None or self.settings or set(self.options) - set(_CHANGEABLE))
 
     def changed(self, recipe: Any) -> Any:
-        """Return a recipe with the options and settings, and with absolute paths."""
+        """Return a recipe with the options and settings, with absolute paths, and with the expectations that hold."""
         given = self._without_other_data(recipe)
-        return _with_absolute_paths(self.task, overridden(overridden(given, self.options), self.settings))
+        made = _with_absolute_paths(self.task, overridden(overridden(given, self.options), self.settings))
+        return with_valid_expectations(recipe, made, self.task.section, self.task.paths)
 
     def _without_other_data(self, recipe: Any) -> Any:
         """Return a recipe without the data that it names in another way than the options and settings.
@@ -194,27 +196,30 @@ class _Request:
 
 
 @contextlib.contextmanager
-def _opened(request: _Request, processes: Processes) -> Iterator[tuple[RunFolder, Any] | None]:
+def _opened(request: _Request, processes: Processes) -> Iterator[tuple[RunFolder, Any] | int]:
     """Determine folder and recipe, and lock the folder, in the first process; send them to the others.
 
-    Yields None if they are refused: the first process has printed the error, and all processes exit without another.
+    Yields an exit status if they are refused: the first process has printed the error, and all processes exit without
+    another.
     """
     # The agents of several machines count differently: see `gatewise.training.attempt`.
     restarted = processes.any(_of_torchrun("RESTART_COUNT") > 0)
     with contextlib.ExitStack() as held:
         found = _in_the_first(lambda opening: _locked(request, opening, restarted), request, processes, held)
-        sent = processes.broadcast(found and (str(found[0].path), found[1]))
-        if sent is None:
-            yield None
+        sent = processes.broadcast((str(found[0].path), found[1]) if isinstance(found, tuple) else found)
+        if isinstance(sent, int):
+            yield sent
             return
         folder, recipe = found or (RunFolder(sent[0]), sent[1])
-        alone = processes.count == 1
+        if not _is_shared(folder.path, processes):
+            yield USAGE
+            return
         # This is checked before the files of an earlier run are moved, because they are deleted when a run ends without
         # an error.
-        accepted = _is_shared(folder.path, processes) and processes.broadcast(
-            _in_the_first(lambda opening: _claim(request, folder, opening, alone), request, processes, held)
+        refused = processes.broadcast(
+            _in_the_first(lambda opening: _claim(request, folder, opening, processes), request, processes, held)
         )
-        yield (folder, recipe) if accepted else None
+        yield refused or (folder, recipe)
 
 
 def _in_the_first(
@@ -229,7 +234,8 @@ def _in_the_first(
         held: The contexts that end with the run, to which those of the function are added.
 
     Returns:
-        What the function returned; None in the other processes, and after an error of gatewise, which is printed.
+        What the function returned; None in the other processes; the exit status after an error of gatewise, which is
+        printed.
     """
     if not processes.first:
         return None
@@ -240,7 +246,7 @@ def _in_the_first(
             return result
     except GatewiseError as error:
         print_error(str(error))  # before the others exit, because a launcher ends all processes after the first exit
-        return None
+        return status_of(error)
 
 
 def _is_shared(folder: Path, processes: Processes) -> bool:
@@ -276,16 +282,17 @@ def _locked(request: _Request, held: contextlib.ExitStack, restarted: bool) -> t
     return folder, _recipe_to_run(request, folder, restarted=restarted)
 
 
-def _claim(request: _Request, folder: RunFolder, held: contextlib.ExitStack, alone: bool) -> bool:
-    """Make a locked folder ready for writing, and return True; `alone` tells that there is only one process."""
+def _claim(request: _Request, folder: RunFolder, held: contextlib.ExitStack, processes: Processes) -> None:
+    """Make a locked folder ready for writing, and check the checkpoint of a run to resume."""
     if request.overwrite:
         held.enter_context(folder.replaced())
     new = not folder.exists()
     # A file that gatewise did not write is refused before `_begun_or_discarded` could read it as a checkpoint.
     folder.manifest.claim(getattr(folder, name) for name in (*_FILES, *request.task.files))
-    if new and alone:  # if another process fails, the errors of this one do not say why
+    if folder.checkpoint.exists():  # before the report of a run that cannot be resumed
+        check_checkpoint(folder.checkpoint, processes)
+    if new and processes.count == 1:  # if another process fails, the errors of this one do not say why
         held.enter_context(_begun_or_discarded(folder))
-    return True
 
 
 def _of_torchrun(name: str) -> int:
@@ -389,7 +396,8 @@ def _recipe_to_run(request: _Request, folder: RunFolder, *, restarted: bool) -> 
             "the command that began it, with the recipe that it wrote."
         ) from None
     asked = request.changed(begun if request.recipe is None else request.recipe)
-    if others := [key for key in differences(begun, asked) if key not in _CHANGEABLE]:
+    changed = [key for key in differences(begun, asked) if not key.startswith("expect.")]
+    if others := [key for key in changed if key not in _CHANGEABLE]:
         names = option_names(request.task.defaults)
         listed = ", ".join(f"`{names[key.rpartition('.')[2]]}`" for key in others)
         raise ArgumentError(

@@ -30,12 +30,14 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
 def name_options(command: Any) -> None:
     """Make a command and its subcommands name their options in errors, such as `--beam-size` for `beam_size`.
 
+    Arguments are named in capital letters, as in the help.
+
     Args:
         command: The command, as `typer.main.get_command` returns it.
     """
     for inner in getattr(command, "commands", {}).values():
         name_options(inner)
-    names = {parameter.name: parameter.opts[0] for parameter in command.params if parameter.opts[0].startswith("--")}
+    names = {parameter.name: _word(parameter) for parameter in command.params}
     called = command.invoke
 
     def invoke(ctx: Any) -> Any:
@@ -43,6 +45,11 @@ def name_options(command: Any) -> None:
             return called(ctx)
 
     command.invoke = invoke
+
+
+def _word(parameter: Any) -> str:
+    word = parameter.opts[0]
+    return word if word.startswith("--") else word.upper()
 
 
 def _renamed(listed: str, names: Mapping[str, str]) -> str:

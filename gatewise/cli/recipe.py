@@ -11,7 +11,7 @@ import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from gatewise.cli.folder_name import FOLDER_NAME
 from gatewise.cli.option_names import naming
@@ -232,24 +232,41 @@ def read_recipe(path: Path, defaults: AnyRecipe = _DEFAULTS) -> AnyRecipe:
     names |= {name: f"the key {name}" for name in _plain_names(defaults)}
     try:
         with naming(names):
-            return overridden(defaults, dict(_leaves(document)))
+            return overridden(defaults, dict(_leaves(document)), _OF_FILES)
     except ArgumentError as error:
         raise ArgumentError(f"{path}: {error}") from None
 
 
-def overridden(recipe: AnyRecipe, values: Mapping[str, Any]) -> AnyRecipe:
+class _Source(NamedTuple):
+    """Where values come from, for errors about their keys.
+
+    Attributes:
+        name: The option or argument that the keys are given by.
+        expectation: What it must be.
+    """
+
+    name: str
+    expectation: str
+
+
+_OF_SETTINGS = _Source("--set", "KEY=VALUE with a key of the recipe")
+_OF_FILES = _Source("recipe", "a TOML file with keys of a recipe")
+
+
+def overridden(recipe: AnyRecipe, values: Mapping[str, Any], source: _Source = _OF_SETTINGS) -> AnyRecipe:
     """Return a recipe with some values replaced.
 
     Args:
         recipe: The original recipe.
         values: The new values by dotted key, such as ``"training.epochs"``; a key without a dot may be in any section.
+        source: Where the values come from.
 
     Raises:
         ArgumentError: A key is unknown or is in several sections, or a value has the wrong type.
     """
     sections: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
-        section, name = _place(recipe, key, value)
+        section, name = _place(recipe, key, value, source)
         kind = _types(recipe, section)[name]
         sections.setdefault(section, {})[name] = _converted(f"{section}.{name}".lstrip("."), kind, value)
     changes: dict[str, Any] = sections.pop("", {})
@@ -324,8 +341,8 @@ def _types(recipe: DataclassInstance, section: str) -> dict[str, Any]:
 _hints = functools.cache(typing.get_type_hints)
 
 
-def _place(recipe: DataclassInstance, key: str, value: Any) -> tuple[str, str]:
-    """Return the section and the name of a key, whose value is only named in errors."""
+def _place(recipe: DataclassInstance, key: str, value: Any, source: _Source) -> tuple[str, str]:
+    """Return the section and the name of a key, whose value and source are only named in errors."""
     known = [("", name) for name in _plain_names(recipe)]
     known += [(section, name) for section in _section_names(recipe) for name in _types(recipe, section)]
     places = [place for place in known if key in (".".join(place).lstrip("."), place[1])]
@@ -342,9 +359,24 @@ def _place(recipe: DataclassInstance, key: str, value: Any) -> tuple[str, str]:
         raise ArgumentError(sentence(key, "a section", reprlib.repr(value), advice))
     section, _, word = key.rpartition(".")
     elsewhere = [".".join(place).lstrip(".") for place in known if section and place[1] == word]
-    close = elsewhere or difflib.get_close_matches(key, [*names, *(name for _, name in known)], n=1)
-    advice = f"Did you mean {close[0]}?" if close else f"Known sections: {', '.join(_section_names(recipe))}."
-    raise ArgumentError(sentence(key, "a key of the recipe", "an unknown one", advice))
+    close = elsewhere or _near(key, names)
+    raise ArgumentError(sentence(source.name, source.expectation, repr(key), _advice(recipe, close)))
+
+
+def _near(key: str, names: list[str]) -> list[str]:
+    """Return the dotted keys that a key is similar to, with or without their sections."""
+    similar = difflib.get_close_matches(key, [*names, *(name.rpartition(".")[2] for name in names)], n=3)
+    return list(dict.fromkeys(name for each in similar for name in names if each in (name, name.rpartition(".")[2])))
+
+
+def _advice(recipe: DataclassInstance, close: list[str]) -> str:
+    if close:
+        return f"Did you mean {' or '.join(close[:3])}?"
+    plain, sections = ", ".join(_plain_names(recipe)), ", ".join(_section_names(recipe))
+    return (
+        f"The keys are {plain}, and those in the sections {sections}, such as training.epochs. A run writes all of "
+        "them to recipe.toml in its folder."
+    )
 
 
 def _converted(key: str, kind: Any, value: Any) -> Any:

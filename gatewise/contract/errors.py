@@ -5,6 +5,7 @@
     ├── DtypeError            (these two and TypeError)   a dtype does not fit
     ├── DeviceError           (ValueError, RuntimeError)  tensors are on incompatible devices
     ├── ArgumentError         (ValueError, TypeError)     any other argument has a wrong type or is out of range
+    │   └── FolderError                                   a folder cannot take files, as its disk or its content is now
     ├── KernelRefused         (ValueError)                the named kernel cannot run this problem
     ├── UnexpectedKernel      (RuntimeError)              a call ran on a different kernel than the decision says
     ├── ExchangeTimeout       (RuntimeError)              a CUDA kernel waited too long for data of another thread block
@@ -52,6 +53,10 @@ class DeviceError(GatewiseError, ValueError, RuntimeError):
 
 class ArgumentError(GatewiseError, ValueError, TypeError):
     """An argument has a wrong type or is out of range."""
+
+
+class FolderError(ArgumentError):
+    """A folder cannot take the files of a run: its disk is full or not writable, or it has other files or a run."""
 
 
 class KernelRefused(GatewiseError, ValueError):

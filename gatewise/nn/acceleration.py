@@ -101,15 +101,18 @@ def accelerate(model: Model, *, verbose: bool = True) -> Model:
 
 
 def restore(model: Model, *, verbose: bool = True) -> Model:
-    """Undo `gatewise.accelerate`: turn the layers that it has changed back into those of PyTorch, in place.
+    """Turn the recurrent layers of gatewise in a model into those of PyTorch, in place, and return the model.
 
-    The modules, their parameters, buffers, hooks, parametrizations and all other attributes stay the same objects.
-    Layers that were made by gatewise's own classes stay as they are. So do layers with `weight_dropout` or
-    `reverse`, which PyTorch's would ignore, and layers to which another library has since given a class of its own, as
-    `fully_shard` does; a warning names them.
+    This undoes `gatewise.accelerate`, and also changes layers that were made by gatewise's own classes. The modules,
+    their parameters, buffers, hooks, parametrizations and all other attributes stay the same objects; options such as
+    `kernel` have no effect until the next `gatewise.accelerate`, and calls with `lengths` or `resets` are errors until
+    then. The following are left as they are, and a warning
+    names them: layers with `weight_dropout` or `reverse`, which PyTorch's would ignore, layers of a class that derives
+    from gatewise's, layers to which another library has since given a class of its own, as `fully_shard` does, and
+    layers of other cells, which PyTorch does not have.
 
     Args:
-        model: Any module, also one that was copied or loaded from a file after `gatewise.accelerate`.
+        model: Any module, also one that was copied or loaded from a file.
         verbose: Whether to print which layers were changed.
 
     Returns:
@@ -118,29 +121,57 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
     Raises:
         ArgumentError: `model` is not a `torch.nn.Module`.
     """
-    done, left = [], []
-    for names, module in _modules(model):
-        # If a method of the program creates another module of its class, that module has gatewise's class, but no mark.
-        original = original_class(type(module))
-        if MARK not in vars(module) and (original is None or type(module) in OURS):
-            continue
-        ignored = [name for name in ("weight_dropout", "reverse") if getattr(module, name, False)]
-        if ignored:
-            left.append(f"{_where(names)}: stays: it has the option {ignored[0]}, which torch.nn does not have")
-        elif original is None:
-            left.append(f"{_where(names)}: stays: its class, {type(module).__name__}, was made after accelerate")
-        else:
-            module.__class__ = original
-            vars(module).pop(MARK, None)
-            if any(name in vars(module) for name in OPTIONS):  # they apply again after the next `accelerate`
-                setattr(module, OPTIONS_MARK, True)
-            done.append(f"{_where(names)}: becomes torch.nn.{_name(module)} again")
+    done, left = restored(model)
     if left:
         warnings.warn("\n  ".join(["restore leaves layers unchanged:", *left]), stacklevel=2)
     if verbose:
-        head = f"restore: {len(done)} of {len(done) + len(left)} accelerated layers restored"
+        head = f"restore: {len(done)} of {len(done) + len(left)} layers of gatewise restored"
         print("\n".join(_indented([head], [*done, *left])))
     return model
+
+
+def restored(model: nn.Module) -> tuple[list[str], list[str]]:
+    """Do what `restore` does, without a report.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        A line for each layer that was changed, and a line with the reason for each layer of gatewise that was not.
+
+    Raises:
+        ArgumentError: `model` is not a `torch.nn.Module`.
+    """
+    done, left = [], []
+    for names, module in _modules(model):
+        if not issubclass(type(module), (*OURS, Recurrent, RecurrentCell)):
+            continue
+        reason, original = _kept_by_restore(module), original_class(type(module))
+        if reason or original is None:
+            left.append(f"{_where(names)}: stays: {reason}")
+            continue
+        module.__class__ = original
+        again = " again" if vars(module).pop(MARK, False) else ""
+        if any(name in vars(module) for name in OPTIONS):  # they apply again after the next `accelerate`
+            setattr(module, OPTIONS_MARK, True)
+        done.append(f"{_where(names)}: becomes torch.nn.{_name(module)}{again}")
+    return done, left
+
+
+def _kept_by_restore(module: nn.Module) -> str:
+    """Return the reason why a layer of gatewise cannot become one of PyTorch; empty if it can."""
+    kind = type(module).__name__
+    if not isinstance(module, OURS):
+        return f"it is a gatewise.{kind}, which torch.nn does not have"
+    ignored = [name for name in ("weight_dropout", "reverse") if getattr(module, name, False)]
+    if ignored:
+        return f"it has the option {ignored[0]}, which torch.nn does not have"
+    if original_class(type(module)) is not None:
+        return ""
+    if MARK in vars(module):
+        return f"its class, {kind}, was made after accelerate"
+    base = next(ours.__name__ for ours in OURS if isinstance(module, ours))
+    return f"its class, {kind}, derives from gatewise.{base}; derive it from torch.nn.{base} and call accelerate"
 
 
 def planned_swaps(model: nn.Module) -> tuple[Swap, ...]:

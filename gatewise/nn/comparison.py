@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,12 +20,15 @@ from torch.utils import _pytree as pytree
 from gatewise.contract.capture import captured_graph, first_cause, for_cuda_graph
 from gatewise.contract.decision import format_bytes, format_seconds, wrapped
 from gatewise.contract.errors import ArgumentError, sentence
-from gatewise.nn.acceleration import accelerate, planned_swaps, restore
+from gatewise.nn.acceleration import accelerate, planned_swaps, restored
 from gatewise.nn.nested_tensors import tensors_in
 
 _ROUNDS = 7
 _SECONDS = 0.05  # of each measurement in each round
 _WARM_UPS = 10  # the first calls compile kernels, and on a GPU calls are replayed from the third one on
+
+_OF_A_LAYER = re.compile(r"\b(LSTM|GRU|RNN)(Cell)?\.forward\(\)")
+"""What Python calls a layer's `forward` in the error of a call with other arguments than it has."""
 
 _Step = Callable[[], tuple[list[Tensor], list[Tensor | None]]]
 
@@ -99,7 +103,8 @@ def compare(model: nn.Module, *inputs: Any, **options: Any) -> Comparison:
     compiles kernels.
 
     Args:
-        model: A module with recurrent layers of PyTorch that `accelerate` can replace, or has replaced.
+        model: A module with recurrent layers of PyTorch, or of gatewise: their copy becomes PyTorch's by
+            `gatewise.restore`.
         *inputs: The positional arguments of a call.
         **options: The keyword arguments of a call.
 
@@ -107,24 +112,26 @@ def compare(model: nn.Module, *inputs: Any, **options: Any) -> Comparison:
         The times, the memory and the largest differences of results, which can be printed.
 
     Raises:
-        ArgumentError: `model` is not a module, has no layer that `accelerate` can replace, calls none, or returns no
-            tensors.
+        ArgumentError: `model` is not a module, has no layer that `accelerate` can replace, calls none, calls one with
+            arguments that PyTorch's layers do not have, or returns no tensors.
 
     Examples:
         >>> import torch, gatewise
-        >>> found = gatewise.compare(torch.nn.LSTM(4, 8), torch.randn(5, 2, 4))
+        >>> found = gatewise.compare(gatewise.LSTM(4, 8), torch.randn(5, 2, 4))
         >>> found.outputs < 1e-5 and found.gradients < 1e-5
         True
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(sentence("model", "a torch.nn.Module", type(model).__name__, "Give the model, or a layer."))
-    before = restore(copy.deepcopy(model), verbose=False)
+    before = copy.deepcopy(model)
+    _, left = restored(before)
     swaps = [swap for swap in planned_swaps(before) if not swap.obstacle]
     replaced = [swap.names[0] or "the model itself" for swap in swaps]
     if not replaced:
-        wanted = "a module with recurrent layers of torch.nn that gatewise.accelerate can replace"
-        advice = "Layers that were created as gatewise's own are not compared; planned_swaps names those that stay."
-        raise ArgumentError(sentence("model", wanted, "none", advice))
+        wanted = "a module with recurrent layers that both torch.nn and gatewise have"
+        stays = "; ".join([*left, *(str(swap) for swap in planned_swaps(before))])
+        advice = "Give a model with torch.nn.LSTM, GRU, RNN or their cells."
+        raise ArgumentError(sentence("model", wanted, f"none ({stays})" if stays else "none", advice))
     after = accelerate(copy.deepcopy(before), verbose=False)
     for layer in (*before.modules(), *after.modules()):
         if isinstance(layer, nn.RNNBase):
@@ -133,13 +140,26 @@ def compare(model: nn.Module, *inputs: Any, **options: Any) -> Comparison:
     devices = sorted({tensor.device.index for tensor in tensors_in(given) if tensor.is_cuda})
     with torch.random.fork_rng(devices):
         steps = [_step(each, *_copied((inputs, options))) for each in (before, after)]
-        with _called([swap.module for swap in swaps]) as called:
+        with _called([swap.module for swap in swaps]) as called, _explained():
             outputs, gradients = _largest_differences((before, after), steps, devices)
         if not called and not any(module._compiled_call_impl for module in before.modules()):
             advice = "Give the inputs for which the model calls them."
             raise ArgumentError(sentence("model", "a module that calls the layers to replace", "no call", advice))
         theirs, ours = _measured(steps, devices)
     return Comparison(theirs, ours, tuple(replaced), gradients is not None, outputs, gradients)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Say what to do where a model gives PyTorch's layers arguments that only gatewise's have."""
+    try:
+        yield
+    except TypeError as error:
+        if not _OF_A_LAYER.search(str(error)):
+            raise
+        advice = "Compare it without `lengths` and `resets`, or with a PackedSequence."
+        wanted = "a module that calls its layers as those of torch.nn"
+        raise ArgumentError(sentence("model", wanted, f"another call ({error})", advice)) from error
 
 
 def _copied(nested: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gatewise.cells import Cell
 from gatewise.contract.device import Device
 from gatewise.contract.kernel import Work
 from gatewise.contract.problem import Problem
@@ -45,13 +46,20 @@ def factors(kernel: str, work: Work, problem: Problem, device: Device) -> Factor
     """Return the factors for the estimates of a call.
 
     On a GPU on which no such call was measured, they are those of another GPU: most of the error of an estimate comes
-    from the algorithm, and not from the device. Without any measured calls they are 1.
+    from the algorithm, and not from the device. On a CPU they are those of calls of the same cell, because PyTorch has
+    different algorithms for LSTMs and GRUs there. Without any measured calls they are 1.
     """
+    found = fit_for(kernel, problem, device)
+    return Factors() if found is None else factors_of(found, work, problem)
+
+
+def fit_for(kernel: str, problem: Problem, device: Device) -> Fit | None:
+    """Return the fit that corrects the estimates of a call; None if no such calls were measured."""
     for name in (device.name, _MEASURED) if device.kind == "cuda" else (device.name,):
-        found = _fitted(kernel, problem.needs_grad, name)
+        found = _fitted(kernel, problem.needs_grad, name, _cell(problem, device))
         if found is not None and points.precision_of(problem) in found.precisions:
-            return factors_of(found, work, problem)
-    return Factors()
+            return found
+    return None
 
 
 def factors_of(found: Fit, work: Work, problem: Problem) -> Factors:
@@ -63,7 +71,7 @@ def factors_of(found: Fit, work: Work, problem: Problem) -> Factors:
 def is_measured(kernel: str, problem: Problem, device: Device) -> bool:
     """Return whether calls of a kernel in a problem's precision and pass were measured on the device."""
     plain = problem.proj_size == 0 and not problem.projected
-    known = _fitted(kernel, problem.needs_grad, device.name)
+    known = _fitted(kernel, problem.needs_grad, device.name, _cell(problem, device))
     return plain and known is not None and (problem.cell, points.precision_of(problem)) in known.measured
 
 
@@ -80,18 +88,39 @@ def _place(found: dict[str, float], settings: Settings) -> np.ndarray:
     return np.array([found[name] for name in settings.names], dtype=float) * settings.scales
 
 
+def _cell(problem: Problem, device: Device) -> Cell | None:
+    return problem.cell if device.kind == "cpu" else None
+
+
 @functools.lru_cache(maxsize=64)
-def _fitted(kernel: str, training: bool, device: str) -> Fit | None:
+def _fitted(kernel: str, training: bool, device: str, cell: Cell | None = None) -> Fit | None:
     if points.users_own(device):  # these are few
-        return fit(kernel, training, device)
-    name = f"{slug(device)}-{kernel}-{'training' if training else 'inference'}"
+        return fit(kernel, training, device, cell=cell)
+    of_cell = () if cell is None else (slug(cell.name),)
+    name = "-".join((slug(device), kernel, "training" if training else "inference", *of_cell))
     found = stored_fits.read(name, settings_of(kernel))
-    if found is None and (found := fit(kernel, training, device)):
+    if found is None and (found := fit(kernel, training, device, cell=cell)):
         stored_fits.write(name, found)
     return found
 
 
-def fit(kernel: str, training: bool, device: str, *, alone: bool = False) -> Fit | None:
+def measured_calls(kernel: str, training: bool, device: str, cell: Cell | None) -> list[points.Point]:
+    """Return the calls on a device that the errors of a kernel's estimates are fitted to, in the order of the fit.
+
+    Args:
+        kernel: The name of the kernel.
+        training: Whether the calls compute gradients.
+        device: The name of the device.
+        cell: The cell of the calls; None for all cells.
+    """
+    return [
+        each
+        for each in points.points(device)
+        if each.kernel == kernel and each.problem.needs_grad == training and cell in (None, each.problem.cell)
+    ]
+
+
+def fit(kernel: str, training: bool, device: str, *, alone: bool = False, cell: Cell | None = None) -> Fit | None:
     """Fit the errors of the estimates of a kernel's passes; None if too few calls were measured.
 
     Args:
@@ -99,8 +128,9 @@ def fit(kernel: str, training: bool, device: str, *, alone: bool = False) -> Fit
         training: Whether the calls compute gradients.
         device: The name of the device.
         alone: Whether calls on other devices of the same architecture are left out.
+        cell: The cell of the calls; None for all cells.
     """
-    known = [each for each in points.points(device) if each.kernel == kernel and each.problem.needs_grad == training]
+    known = measured_calls(kernel, training, device, cell)
     if len(known) < _LEAST_POINTS:
         return None
     numbers = known[-1].record.device

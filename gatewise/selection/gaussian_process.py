@@ -69,6 +69,11 @@ class Process:
         """Return the mean at several places."""
         return np.clip(self.middle + self.covariance(places) @ self.weights, self.least, self.most)
 
+    def errors(self) -> np.ndarray:
+        """Return how far each known value is from the mean through all others (Rasmussen and Williams, eq. 5.12)."""
+        matrix = self.covariance(self.places) + self.settings.noise**2 * np.eye(len(self.places))
+        return self.weights / np.linalg.inv(matrix).diagonal()
+
     def covariance(self, places: np.ndarray) -> np.ndarray:
         """Return the covariance of values at places with each known value."""
         # Matern's function, once differentiable, and a plane. In place, because between thousands of measured calls

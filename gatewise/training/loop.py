@@ -32,7 +32,7 @@ from gatewise.training.recorded_step import RecordedStep
 from gatewise.training.reference import Reference
 from gatewise.training.run_folder import RunFolder
 from gatewise.training.schedule import Schedule
-from gatewise.training.snapshot import Run, capture, restore, weights_of
+from gatewise.training.snapshot import Run, capture, check, restore, weights_of
 from gatewise.training.step import MeanLoss, Step
 from gatewise.training.validation import evaluate, evaluation_error
 from gatewise.training.watch import Watch
@@ -147,6 +147,15 @@ def progress_at(checkpoint: Path) -> tuple[int, int]:
         raise CheckpointError(
             f"{checkpoint} is damaged: it does not say how far its run was. Use another copy, or start a new run."
         ) from error
+
+
+def check_checkpoint(checkpoint: Path, processes: Processes) -> None:
+    """Check that a run can be resumed from a checkpoint, as far as this is possible without its model.
+
+    Raises:
+        CheckpointError: The file is not a checkpoint, damaged, or of another number of processes.
+    """
+    check(processes, *read_tensors(checkpoint, CHECKPOINT), checkpoint)
 
 
 class _Fitting:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from gatewise.contract.errors import ArgumentError, CheckpointError
+from gatewise.contract.errors import CheckpointError, FolderError
 from gatewise.files import write_text
 from gatewise.training.json_values import to_json
 
@@ -62,13 +62,13 @@ class Manifest:
         """Add files to the list before they are written.
 
         Raises:
-            ArgumentError: Some of them exist and were not written by gatewise; the list is unchanged.
+            FolderError: Some of them exist and were not written by gatewise; the list is unchanged.
             CheckpointError: The list cannot be read or written.
         """
         files = list(files)
         if foreign := self.foreign(files):
             names = ", ".join(file.name for file in foreign[:_SHOWN]) + (", ..." if len(foreign) > _SHOWN else "")
-            raise ArgumentError(
+            raise FolderError(
                 f"`output` must be a folder in which a run may write, got {self._folder}, which has files with the "
                 f"names of a run's files that gatewise did not write: {names}. Choose another `--output`, or move them "
                 "away; `--overwrite` does not replace them."

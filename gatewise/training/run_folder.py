@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from gatewise.contract.errors import ArgumentError, CheckpointError, sentence
+from gatewise.contract.errors import CheckpointError, FolderError, sentence
 from gatewise.files import TEMPORARY
 from gatewise.training.manifest import Manifest
 from gatewise.training.options import TrainingOptions
@@ -90,12 +90,12 @@ class RunFolder:
         The folder is created if it is missing, with those above it; those that are empty at the end are removed again.
 
         Raises:
-            ArgumentError: Another process writes to the folder, or it cannot be created or written.
+            FolderError: Another process writes to the folder, or it cannot be created or written.
         """
         if holder := self.try_lock():
             advice = "Wait until it ends, stop it, or choose another `--output`."
             got = f"{self.path}, which is held by {holder}"
-            raise ArgumentError(sentence("output", "a folder in which no other process trains", got, advice))
+            raise FolderError(sentence("output", "a folder in which no other process trains", got, advice))
         try:
             yield
         finally:
@@ -140,7 +140,7 @@ class RunFolder:
             needed_bytes: The number of bytes that the run will write; see `bytes_of_run`.
 
         Raises:
-            ArgumentError: The folder cannot be created or written, its disk has too little space, or it contains a
+            FolderError: The folder cannot be created or written, its disk has too little space, or it contains a
                 checkpoint, a model or a record of a step that gatewise did not write.
         """
         try:
@@ -152,7 +152,7 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(error) from error
         if free < needed_bytes:
-            raise ArgumentError(
+            raise FolderError(
                 f"`output` must be on a disk with {_mebibytes(needed_bytes)} free for checkpoints, {self.path} has "
                 f"{_mebibytes(free)}. Free some space, or choose another folder."
             )
@@ -194,7 +194,7 @@ class RunFolder:
             return
         for folder in (self._replaced, self._discarded):
             if folder.exists() or folder.is_symlink():
-                raise ArgumentError(
+                raise FolderError(
                     f"`output` must be a folder without {folder.name}, to which an earlier run is moved until the new "
                     f"one has begun; {self.path} has it, and gatewise did not write what it contains. Move it away, or "
                     "choose another `--output`."
@@ -212,9 +212,9 @@ class RunFolder:
             with contextlib.suppress(OSError):  # files that no run wrote stay, and so does the folder
                 folder.rmdir()
 
-    def _unwritable(self, error: OSError) -> ArgumentError:
+    def _unwritable(self, error: OSError) -> FolderError:
         advice = f"{error.strerror}: choose another."
-        return ArgumentError(sentence("output", "a folder that can be written", str(self.path), advice))
+        return FolderError(sentence("output", "a folder that can be written", str(self.path), advice))
 
     def _remove_half_written(self) -> None:
         """Remove incomplete temporary files of the run that a killed process left, and no others."""

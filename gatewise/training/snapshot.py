@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -122,7 +123,7 @@ def restore(
     Raises:
         CheckpointError: The checkpoint is incomplete, or of another model, data or number of processes.
     """
-    try:
+    with _explained(source):
         _check_same(processes, identity, facts, source)
         load_weights(run.model, {name: tensors[f"model.{name}"] for name in weights_of(run.model)}, source)
         _restore_optimizer(run.optimizer, tensors, facts["optimizer_scalars"])
@@ -131,11 +132,8 @@ def restore(
         run.schedule.restore(facts["schedule"])
         run.average.restore(facts["average"])
         run.history[:] = [_evaluation(entry) for entry in facts["history"]]
-        for name in _COUNTERS:
-            kinds = (int,) if name in _WHOLE else (int, float)
-            if type(facts[name]) not in kinds:
-                raise TypeError(sentence(name, "a whole number" if name in _WHOLE else "a number", repr(facts[name])))
-            setattr(run, name, facts[name])
+        for name, count in _counters(facts).items():
+            setattr(run, name, count)
         prefix = f"process{processes.rank}."
         own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
         run.loss_sum.copy_(own["loss_sum"])
@@ -145,6 +143,36 @@ def restore(
         )
         random = {name.removeprefix("random."): each for name, each in own.items() if name.startswith("random.")}
         restore_random_states(random, processes.device)
+
+
+def check(processes: Processes, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any], source: object) -> None:
+    """Check the contents of a checkpoint as far as this is possible without the model of the run.
+
+    Args:
+        processes: The processes.
+        tensors: The tensors of the checkpoint by name.
+        facts: The facts of the checkpoint.
+        source: Where they come from, such as the path of a file, for error messages.
+
+    Raises:
+        CheckpointError: The checkpoint is incomplete, or of another number of processes.
+    """
+    with _explained(source):
+        _check_same(processes, {}, facts, source)
+        _counters(facts)
+        for entry in facts["history"]:
+            _evaluation(entry)
+        for name in ("optimizer_scalars", "schedule", "average", "carried"):
+            facts[name]
+        for rank in range(processes.count):
+            tensors[f"process{rank}.loss_sum"]
+
+
+@contextlib.contextmanager
+def _explained(source: object) -> Iterator[None]:
+    """Say of errors in the block that a checkpoint is damaged or incomplete."""
+    try:
+        yield
     except (CheckpointError, torch.OutOfMemoryError):
         raise
     except KeyError as error:
@@ -156,6 +184,15 @@ def restore(
             raise
         reason = str(error).partition("\n")[0].rstrip(".")
         raise CheckpointError(f"{source} is damaged: {reason}. Use another copy, or start a new run.") from error
+
+
+def _counters(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how far a run was at a checkpoint, by the names of the attributes of `Run`."""
+    for name in _COUNTERS:
+        kinds = (int,) if name in _WHOLE else (int, float)
+        if type(facts[name]) not in kinds:
+            raise TypeError(sentence(name, "a whole number" if name in _WHOLE else "a number", repr(facts[name])))
+    return {name: facts[name] for name in _COUNTERS}
 
 
 def _check_same(processes: Processes, identity: Mapping[str, Any], facts: Mapping[str, Any], source: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import re
 import shutil
 import sys
 
@@ -23,6 +24,15 @@ class Answer:
     status: int
     out: str
     err: str
+
+    @property
+    def refused(self) -> bool:
+        """Whether the status is that of a refusal: 2 if the error begins with an option or an argument, otherwise 1.
+
+        What a folder has on its disk is no error of the command line.
+        """
+        usage = re.match(r"error: (?:[^`]+: )?`(--|[A-Z]+`)(?!output` must be (a folder|on a disk))", self.err)
+        return self.status == (2 if usage else 1)
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def test_the_newest_records_of_a_recipe_count(gatewise, small):
 def test_an_incomplete_run_is_refused_and_nothing_recorded(trained, tmp_path):
     (tmp_path / "run" / "result.json").unlink()
     answer = trained("bench", "quality", "run", "--results", "records")
-    assert answer.status == 1
+    assert answer.refused
     said = " ".join(answer.err.split())
     assert "`FOLDERS` must be folders of complete runs of gatewise train lm or nmt with finite scores, got run" in said
     assert not (tmp_path / "records" / "quality.jsonl").exists()
@@ -92,7 +92,7 @@ def test_an_incomplete_run_is_refused_and_nothing_recorded(trained, tmp_path):
 def test_a_result_of_another_task_is_refused(trained, tmp_path):
     path = tmp_path / "run" / "result.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"task": "classify"}))
-    assert trained("bench", "quality", "run", "--results", "records").status == 1
+    assert trained("bench", "quality", "run", "--results", "records").refused
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_what_is_no_complete_result_is_refused_and_nothing_recorded(trained, tmp
     path = tmp_path / "run" / "result.json"
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     answer = trained("bench", "quality", "run", "--results", "records")
-    assert (answer.status, "is missing or incomplete" in " ".join(answer.err.split())) == (1, True)
+    assert (answer.status, "is missing or incomplete" in " ".join(answer.err.split())) == (2, True)
     assert not (tmp_path / "records" / "quality.jsonl").exists()
 
 

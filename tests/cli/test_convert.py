@@ -140,7 +140,7 @@ def test_the_layouts_are_listed(gatewise):
 )
 def test_errors_are_one_sentence_and_write_nothing(gatewise, model, words, message):
     answer = gatewise("convert", *words)
-    assert answer.status == 1
+    assert answer.refused
     assert answer.err.startswith("error: ")
     assert message in answer.err
     assert [path.name for path in model.parent.iterdir()] == [model.name]
@@ -149,7 +149,7 @@ def test_errors_are_one_sentence_and_write_nothing(gatewise, model, words, messa
 def test_the_source_is_not_overwritten(gatewise, model):
     before = model.read_bytes()
     answer = gatewise("convert", model, "lstm.safetensors", "--from", "torch", "--to", "keras")
-    assert answer.status == 1
+    assert answer.refused
     assert "`TARGET` must be a file of its own, got lstm.safetensors. That is the file of `SOURCE`," in answer.err
     assert model.read_bytes() == before
 
@@ -161,7 +161,7 @@ def test_a_file_that_exists_is_replaced_on_request_only(gatewise, model, name):
     target = "there.npz" if name == "there.npz" else "there.ckpt"
     words = ("convert", model, target, "--from", "torch", "--to", "keras")
     answer = gatewise(*words)
-    assert answer.status == 1
+    assert answer.refused
     assert "`TARGET` must be a file that does not exist yet, got there." in answer.err
     assert "Replace it by `--overwrite`" in " ".join(answer.err.split())
     assert there.read_bytes() == b"mine"

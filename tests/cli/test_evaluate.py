@@ -65,7 +65,7 @@ def test_what_is_read_is_not_overwritten(gatewise, run, words, message):
     files = run.model, run.path.parent / "steps.csv"
     before = [file.read_bytes() for file in files]
     answer = gatewise("evaluate", "--checkpoint", "run", *words)
-    assert answer.status == 1
+    assert answer.refused
     assert message in answer.err
     assert [file.read_bytes() for file in files] == before
     assert not (run.path.parent / "new").exists()
@@ -75,7 +75,7 @@ def test_the_data_of_the_run_are_not_overwritten(gatewise, run):
     source = Path(tomllib.loads(run.recipe.read_text())["data"]["source"])
     before = source.read_bytes()
     answer = gatewise("evaluate", "--checkpoint", "run", "--json", source)
-    assert answer.status == 1
+    assert answer.refused
     assert "That is the file of `data.source`" in answer.err
     assert source.read_bytes() == before
 
@@ -198,7 +198,7 @@ def test_bad_input_is_an_error_and_writes_nothing(gatewise, run, words, message,
     (tmp_path / "cut.safetensors").write_bytes(run.model.read_bytes()[:500])
     before = {path.name for path in tmp_path.iterdir()}
     answer = gatewise("evaluate", *words)
-    assert answer.status == 1
+    assert answer.refused
     assert answer.err.startswith("error: ")
     assert message in " ".join(answer.err.split())
     assert {path.name for path in tmp_path.iterdir()} == before

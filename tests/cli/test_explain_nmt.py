@@ -141,12 +141,12 @@ def test_a_recipe_can_be_explained(gatewise, tmp_path):
 )
 def test_bad_input_is_one_sentence(gatewise, words, message):
     answer = gatewise("explain", "nmt", "--gpu", "h200", "--hidden-size", 512, *words)
-    assert answer.status == 1
+    assert answer.refused
     assert message in " ".join(answer.err.split())
     assert "Traceback" not in answer.err
 
 
 def test_the_other_call_still_says_what_is_missing(gatewise):
     answer = gatewise("explain")
-    assert answer.status == 1
+    assert answer.refused
     assert "`--input` is missing. For example: gatewise explain --input" in " ".join(answer.err.split())

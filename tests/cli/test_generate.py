@@ -83,7 +83,7 @@ def test_unknown_characters_of_the_prompt_are_named(gatewise, small):
 def test_bad_input_is_refused(trained, words, message):
     torch.save({}, "pickled.pt")
     answer = trained(*OPTIONS, *words)
-    assert answer.status == 1
+    assert answer.refused
     assert answer.err.startswith("error: ")
     assert message in answer.err
 

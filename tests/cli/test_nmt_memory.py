@@ -30,7 +30,7 @@ def test_the_plan_is_printed_before_the_first_step(gatewise):
 @pytest.mark.exhaustive
 def test_a_budget_that_cannot_be_met_says_what_would_and_nothing_is_written(gatewise, tmp_path):
     answer = gatewise(*SMALL, "--memory-budget", "1MB", "--output", tmp_path / "run")
-    assert answer.status == 1
+    assert answer.refused
     error = " ".join(answer.err.split())
     found = re.search(
         r"`--memory-budget` must be at least ([\d.]+) MiB for these batches \(S \d+, T \d+, B \d+\), "
@@ -51,7 +51,7 @@ def test_a_budget_that_cannot_be_met_says_what_would_and_nothing_is_written(gate
 
 def test_what_is_no_budget_is_one_sentence(gatewise):
     answer = gatewise(*SMALL, "--memory-budget", "plenty")
-    assert answer.status == 1
+    assert answer.refused
     assert "`--memory-budget` must be 'auto' or a size" in " ".join(answer.err.split())
 
 

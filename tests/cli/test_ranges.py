@@ -208,14 +208,14 @@ def test_an_empty_path_is_not_the_current_folder(gatewise, words, option):
 )
 def test_data_of_no_name_is_not_other_data(gatewise, words):
     answer = gatewise("train", *words, "--output", "run")
-    assert answer.status == 1
+    assert answer.refused
     option = "--text" if "--set" in words else words[1]
     assert f"`{option}` must be a path or a name, got ''. Leave it out for the data of the recipe." in answer.err
 
 
 def test_a_folder_whose_path_is_not_utf8_is_refused(gatewise, small):
     answer = gatewise("train", "lm", *small, "--output", "caf\udce9")
-    assert answer.status == 1
+    assert answer.refused
     assert answer.err == "error: `--output` must be a path in UTF-8, got 'caf\\udce9'. Choose another.\n"
 
 
@@ -234,7 +234,7 @@ def test_a_folder_whose_path_is_not_utf8_is_refused(gatewise, small):
 )
 def test_explain_refuses_sizes_that_no_layer_has(gatewise, words, message):
     answer = gatewise("explain", "--input", "3,2,4", *words)
-    assert answer.status == 1
+    assert answer.refused
     assert answer.err.startswith("error: ")
     assert message in answer.err
 
@@ -256,7 +256,7 @@ def test_explain_refuses_sizes_that_no_layer_has(gatewise, words, message):
 )
 def test_explain_nmt_refuses_sizes_that_no_model_has(gatewise, words, message):
     answer = gatewise("explain", "nmt", *words)
-    assert answer.status == 1
+    assert answer.refused
     assert answer.err.startswith("error: ")
     assert message in answer.err
 

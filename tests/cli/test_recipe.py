@@ -101,19 +101,24 @@ def test_every_value_has_a_description(recipe):
                 assert f"\n    {field.name}: " in inspect.getdoc(owner), f"{owner.__name__}.{field.name}"
 
 
+UNKNOWN = "`--set` must be KEY=VALUE with a key of the recipe, got"
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
         ("epochs", "`--set` must be key=value, got 'epochs'"),
         ("epochs=3\nseed=1", "`--set` must be one key=value, got 'epochs=3\\nseed=1'. Repeat the option for each key."),
-        ("epocs=3", "`epocs` must be a key of the recipe, got an unknown one. Did you mean epochs?"),
+        ("epocs=3", f"{UNKNOWN} 'epocs'. Did you mean training.epochs?"),
         ("training=3", "`training` must be a section, got 3. Name its keys, such as training.epochs."),
+        ("sample.epochs=3", f"{UNKNOWN} 'sample.epochs'. Did you mean training.epochs?"),
+        ("perplexity=3", f"{UNKNOWN} 'perplexity'. Did you mean expect.test_perplexity or expect.valid_perplexity?"),
         (
-            "sample.epochs=3",
-            "`sample.epochs` must be a key of the recipe, got an unknown one. Did you mean training.ep",
+            "foo=1",
+            f"{UNKNOWN} 'foo'. The keys are name, description, threads, and those in the sections text, model, "
+            "training, sample, expect, such as training.epochs. A run writes all of them to recipe.toml in its folder.",
         ),
-        ("xyzzy=3", "Known sections: text, model, training, sample, expect"),
-        ("test_perplexity.x=3", "must be a key of the recipe"),
+        ("test_perplexity.x=3", f"{UNKNOWN} 'test_perplexity.x'. Did you mean"),
         ("epochs=many", "`training.epochs` must be an integer, got 'many'"),
         ("epochs=1.5", "`training.epochs` must be an integer, got 1.5"),
         ("epochs=true", "`training.epochs` must be an integer, got True"),
@@ -141,7 +146,10 @@ def test_bad_settings_are_refused(setting, message):
             b"training.learning_rate = " + b"9" * 400,
             "`training.learning_rate` must be a number that a float can hold, got 99",
         ),
-        (b"[trianing]\nepochs = 3", "`trianing.epochs` must be a key of the recipe"),
+        (
+            b"[trianing]\nepochs = 3",
+            "`recipe` must be a TOML file with keys of a recipe, got 'trianing.epochs'. Did you mean training.epochs?",
+        ),
         (b"training = 3", "`training` must be a section, got 3. Name its keys, such as training.epochs."),
         (b"[[training]]\nepochs = 3", "`training` must be a section, got [{'epochs': 3}]. Name its keys"),
         (b"threads = -1", "`the key threads` must be 0 or more, got -1"),
@@ -208,7 +216,7 @@ def test_a_recipe_that_is_not_there_is_refused(name, message):
 @pytest.mark.parametrize("command", ["train", "explain"])
 def test_an_empty_name_is_no_recipe(gatewise, command):
     answer = gatewise(command, "nmt", "--recipe", "")
-    assert answer.status == 1
+    assert answer.refused
     assert "`--recipe` must be a TOML file or one of phrases, tatoeba-deu-eng, got ''." in answer.err
 
 
@@ -227,7 +235,7 @@ def test_the_command_prints_a_recipe_which_can_be_run(gatewise, tmp_path):
     (tmp_path / "mine.toml").write_text(answer.out, "utf-8")
     assert read_recipe(tmp_path / "mine.toml") == read_recipe(recipe_path("lm", "demo"))
     refused = gatewise("recipes", "absent")
-    assert refused.status == 1
+    assert refused.refused
     assert "`NAME` must be one of digits, synthetic, demo" in refused.err
 
 

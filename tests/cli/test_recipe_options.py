@@ -144,7 +144,7 @@ def test_libraries_name_fields_and_the_command_line_options(gatewise, tmp_path):
         overridden(Recipe(), {"learning_rate": -1})
     for words in (["--learning-rate", -1], ["--set", "learning_rate=-1"]):
         answer = gatewise("train", "lm", *words)
-        assert answer.status == 1
+        assert answer.refused
         assert answer.err == "error: `--learning-rate` must be greater than 0, got -1.0.\n"
     (tmp_path / "mine.toml").write_text("[training]\nlearning_rate = -1\n")
     answer = gatewise("train", "lm", "--recipe", "mine.toml")
@@ -169,5 +169,5 @@ def test_libraries_name_fields_and_the_command_line_options(gatewise, tmp_path):
 )
 def test_errors_name_the_options(gatewise, words, message):
     answer = gatewise(*words)
-    assert answer.status == 1
+    assert answer.refused
     assert message in " ".join(answer.err.split())

@@ -10,6 +10,8 @@ import pytest
 
 from gatewise.models import LanguageModel
 from gatewise.training import RunFolder, run_lock
+from gatewise.training.checkpoint import read_tensors, write_tensors
+from gatewise.training.loop import CHECKPOINT
 from tests.programs import together
 
 FLOCK = pytest.mark.skipif(run_lock.fcntl is None, reason="needs flock")
@@ -74,8 +76,8 @@ def test_a_run_beside_files_of_others_replaces_and_deletes_its_own_alone(gatewis
 @pytest.mark.parametrize("words", [["--kernel", "cudnn"], ["--window", 5000], ["--train", "absent"]])
 def test_a_start_that_fails_leaves_no_folder(gatewise, small, tmp_path, words):
     before = sorted(tmp_path.iterdir())
-    assert gatewise("train", "lm", *small, *words).status == 1
-    assert gatewise("train", "lm", *small, *words, "--output", "deep/in/folders").status == 1
+    assert gatewise("train", "lm", *small, *words).refused
+    assert gatewise("train", "lm", *small, *words, "--output", "deep/in/folders").refused
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -108,7 +110,8 @@ def test_a_run_of_another_task_is_not_resumed_and_is_replaced_whole(gatewise, sm
     assert gatewise("train", "classify", *tiny, "--output", "run").status == 0
     answer = gatewise("train", "lm", "--output", "run", "--resume")
     assert answer.status == 1
-    assert "run holds no run that `gatewise train lm` can resume: run/recipe.toml: `data.source`" in answer.err
+    assert "run holds no run that `gatewise train lm` can resume: run/recipe.toml: " in answer.err
+    assert "got 'data.source'" in answer.err
     assert "Resume it by the command that began it" in answer.err
     assert Path("run/confusion.png").exists()
     assert gatewise("train", "lm", *small, "--epochs", 1, "--output", "run", "--overwrite").status == 0
@@ -217,3 +220,36 @@ def test_of_several_processes_one_holds_the_folder_and_one_says_so(small, held, 
     both = together([*words, folder.parent / "other"], tmp_path)
     assert [program.status for program in both] == [0, 0], both[0].err + both[1].err
     assert RunFolder(folder.parent / "other").result.exists()
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-5])
+
+
+def without_history(file):
+    tensors, facts = read_tensors(file, CHECKPOINT)
+    write_tensors(file, tensors, CHECKPOINT, {name: value for name, value in facts.items() if name != "history"})
+
+
+def of_two_processes(file):
+    tensors, facts = read_tensors(file, CHECKPOINT)
+    write_tensors(file, tensors, CHECKPOINT, facts | {"processes": 2})
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (cut, "is truncated or not a safetensors file"),
+        (without_history, "it lacks history. Start a new run."),
+        (of_two_processes, "was made by 2 processes in total, here are 1."),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_resumed_is_reported_before_anything_else(trained, damage, said):
+    folder = RunFolder("run")
+    damage(folder.checkpoint)
+    before = content(folder.path)
+    answer = trained("train", "lm", "--output", "run", "--resume", "--epochs", 2)
+    assert answer.status == 1
+    assert said in " ".join(answer.err.split())
+    assert answer.out == ""
+    assert content(folder.path) == before

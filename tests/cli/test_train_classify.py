@@ -352,7 +352,7 @@ def timeless(entries):
 )
 def test_bad_input_is_an_error_before_training(gatewise, small, words, message, tmp_path):
     answer = gatewise("train", "classify", *small, "--output", "run", *words)
-    assert answer.status == 1
+    assert answer.refused
     assert answer.err.startswith("error: ")
     assert message in " ".join(answer.err.split())
     assert "valid loss" not in answer.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -16,7 +17,9 @@ import tomllib
 import pytest
 import torch
 
+from gatewise.cli.expected_scores import with_valid_expectations
 from gatewise.cli.language_model_run import compared
+from gatewise.cli.recipe import Expectation, Recipe, TextOptions
 from gatewise.data import TokenStream
 from gatewise.training import RunFolder, read_tensors
 from gatewise.training.loop import CHECKPOINT, MODEL
@@ -137,7 +140,7 @@ def test_three_files_are_read_as_they_are(gatewise, small, text, tmp_path):
     words = len(text.read_text().split()) + len(text.read_text().splitlines())
     assert f"train {words:,}, valid {words:,}, test {words:,}" in answer.out
     answer = gatewise("train", "lm", *without, "--train", "train.txt", "--output", "other")
-    assert answer.status == 1
+    assert answer.refused
     assert "`--train`, `--valid`, `--test` must be three files, got only `--train`" in answer.err
 
 
@@ -152,7 +155,7 @@ def test_three_files_are_read_as_they_are(gatewise, small, text, tmp_path):
 )
 def test_data_that_are_named_in_two_ways_are_refused(gatewise, words, names):
     answer = gatewise("train", *words)
-    assert answer.status == 1
+    assert answer.refused
     assert f"{names} exclude each other. Name the data in one of these ways." in answer.err
 
 
@@ -262,7 +265,7 @@ def test_the_recipe_of_the_awd_lstm_trains_at_any_size(gatewise, small, text):
 )
 def test_options_of_the_awd_lstm_that_make_no_sense_are_refused_by_name(gatewise, small, setting, message):
     answer = gatewise("train", "lm", *small, "--set", setting, "--output", "run")
-    assert answer.status == 1
+    assert answer.refused
     assert message in " ".join(answer.err.split())
     assert not RunFolder("run").path.exists()
 
@@ -273,6 +276,35 @@ def test_what_was_expected_is_compared(gatewise, small):
             "train", "lm", *small, "--overwrite", "--output", "run", "--set", f"expect.test_perplexity={limit}"
         )
         assert f"test perplexity at most {limit:g}: {verdict}" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "compared"),
+    [
+        ([], True),
+        (["--seed", 3, "--kernel", "eager", "--set", "sample.length=5"], True),
+        (["--epochs", 1], False),
+        (["--set", "training.epochs=1", "--set", "expect.valid_perplexity=1e9"], False),
+    ],
+)
+def test_expectations_of_a_recipe_hold_for_its_own_values(gatewise, trained, text, tmp_path, words, compared):
+    recipe = (tmp_path / "run" / "recipe.toml").read_text().replace("test_perplexity = 0.0", "test_perplexity = 1e9")
+    (tmp_path / "mine.toml").write_text(recipe)
+    answer = gatewise("train", "lm", "--recipe", "mine.toml", "--text", text, "--output", "new", *words)
+    assert answer.status == 0, answer.err
+    assert ("test perplexity at most 1e+09" in answer.out) == compared
+    assert ("valid perplexity at most 1e+09: reached" in answer.out) == ("expect.valid_perplexity=1e9" in words)
+    if compared:
+        longer = gatewise("train", "lm", "--output", "new", "--resume", "--epochs", 3)
+        assert longer.status == 0, longer.err
+        assert "test perplexity at most" not in longer.out
+
+
+def test_data_of_the_same_name_elsewhere_is_the_data_of_the_recipe():
+    recipe = Recipe(text=TextOptions(train="a/train.txt"), expect=Expectation(test_perplexity=80.0))
+    for path, kept in (("/b/train.txt", True), ("/b/book.txt", False)):
+        after = dataclasses.replace(recipe, text=TextOptions(train=path))
+        assert (with_valid_expectations(recipe, after, "text", ("train",)) == after) == kept
 
 
 def test_a_run_is_neither_overwritten_nor_mixed_up(gatewise, small):
@@ -310,7 +342,7 @@ def test_a_run_is_resumed_to_more_epochs(gatewise, small, words):
     assert RunFolder("whole").model.read_bytes() == RunFolder("parts").model.read_bytes()
     assert RunFolder("whole").recipe.read_bytes() == RunFolder("parts").recipe.read_bytes()
     answer = gatewise("train", "lm", "--output", "parts", "--resume", "--epochs", 2)
-    assert answer.status == 1
+    assert answer.refused
     assert "`--epochs` must be at least 3 to resume the run in parts, which has begun its epoch 3" in answer.err
     assert RunFolder("whole").recipe.read_bytes() == RunFolder("parts").recipe.read_bytes()
 
@@ -364,7 +396,7 @@ def test_ctrl_c_says_how_to_go_on(gatewise, small, monkeypatch):
 )
 def test_bad_input_is_an_error_before_training(gatewise, small, words, message, tmp_path):
     answer = gatewise("train", "lm", *small, "--output", "run", *words)
-    assert answer.status == 1
+    assert answer.refused
     assert answer.err.startswith("error: ")
     assert message in answer.err
     assert "valid ppl" not in answer.out
@@ -375,7 +407,7 @@ def test_a_full_disk_is_an_error_before_training(gatewise, small, monkeypatch):
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     answer = gatewise("train", "lm", *small, "--output", "run")
-    assert answer.status == 1
+    assert answer.refused
     assert "must be on a disk with" in answer.err
     assert "valid ppl" not in answer.out
 
@@ -476,6 +508,6 @@ def test_processes_that_torchrun_starts_again_go_on_from_the_checkpoint(small, t
 def test_a_run_that_torchrun_may_start_again_names_its_folder(gatewise, small, tmp_path, monkeypatch, given, message):
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
     answer = gatewise("train", "lm", *small, *given)
-    assert answer.status == 1
+    assert answer.refused
     assert message in " ".join(answer.err.split())
     assert not list(tmp_path.glob("run*"))

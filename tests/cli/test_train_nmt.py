@@ -267,10 +267,10 @@ def test_layer_dropout_changes_a_run_of_two_layers(gatewise, small):
 
 def test_named_kernels_are_asked_or_refuse(gatewise, small):
     answer = gatewise("train", "nmt", *small, "--kernel", "cudnn")
-    assert answer.status == 1
+    assert answer.refused
     assert "the kernel 'cudnn' cannot train this model" in answer.err
     answer = gatewise("train", "nmt", *small, "--attention-kernel", "flash")
-    assert answer.status == 1
+    assert answer.refused
     assert "flash" in answer.err
     assert gatewise("train", "nmt", *small, "--overwrite", "--attention-kernel", "reference").status == 0
 
@@ -292,20 +292,20 @@ def lines(path, text):
 def test_files_that_cannot_be_learned_from_are_refused(gatewise, tmp_path, source, target, message):
     files = lines(tmp_path / "a.de", source), lines(tmp_path / "a.en", target)
     answer = gatewise("train", "nmt", "--train-source", files[0], "--train-target", files[1])
-    assert answer.status == 1
+    assert answer.refused
     assert message in answer.err
     assert not RunFolder("runs/nmt").exists()
 
 
 def test_files_of_which_nothing_is_left_are_refused(gatewise, small):
     answer = gatewise("train", "nmt", *small, "--longest", 1)
-    assert answer.status == 1
+    assert answer.refused
     assert "0 of 136 kept; left out: 136 too long" in answer.err
 
 
 def test_a_pair_that_is_too_long_for_any_batch_is_named(gatewise, small, files, tmp_path):
     answer = gatewise("train", "nmt", *small, "--batch-tokens", 5)
-    assert answer.status == 1
+    assert answer.refused
     assert "too long for any batch" in answer.err
     assert "of the training pairs" in answer.err
     answer = gatewise("train", "nmt", *small, "--set", "evaluation_batch_tokens=5")
@@ -333,21 +333,21 @@ def test_a_pair_that_is_too_long_for_any_batch_is_named(gatewise, small, files, 
 )
 def test_options_that_make_no_sense_are_refused(gatewise, small, options, message):
     answer = gatewise("train", "nmt", *small, *options)
-    assert answer.status == 1
+    assert answer.refused
     assert message in answer.err
 
 
 @pytest.mark.parametrize("option", ["--from", "--to"])
 def test_an_unknown_language_is_refused(gatewise, option):
     answer = gatewise("train", "nmt", option, "xx")
-    assert answer.status == 1
+    assert answer.refused
     assert f"`{option}` must be a locale" in answer.err
 
 
 def test_more_phrases_than_there_are_is_refused(gatewise, monkeypatch):
     monkeypatch.setattr(phrase_examples, "_DRAWS_PER_PAIR", 1)
     answer = gatewise("train", "nmt", "--set", "phrases=2000")
-    assert answer.status == 1
+    assert answer.refused
     assert "`--set data.phrases` must be at most the number of different phrases" in answer.err
 
 
@@ -356,11 +356,11 @@ def test_a_run_without_its_vocabularies_or_of_other_text_does_not_go_on(gatewise
     text = files[0].read_text("utf-8")
     files[0].write_text(text.replace("eins", "vier"), "utf-8")
     answer = gatewise("train", "nmt", "--output", "run", "--resume")
-    assert answer.status == 1
+    assert answer.refused
     assert "another training text" in answer.err
     RunFolder("run").tokenizer.unlink()
     answer = gatewise("train", "nmt", "--output", "run", "--resume")
-    assert answer.status == 1
+    assert answer.refused
     assert "held its vocabulary" in answer.err
 
 
@@ -409,10 +409,10 @@ def test_a_folder_holds_all_six_files_by_language(gatewise, small, tmp_path):
     assert answer.status == 0, answer.err
     assert "train.de: train 100, valid 10, test 12" in answer.out
     answer = gatewise("train", "nmt", "--data", folder, *small, "--epochs", 1)
-    assert answer.status == 1
+    assert answer.refused
     assert "`--data` and `--train-source`, `--train-target` exclude each other." in " ".join(answer.err.split())
     answer = gatewise("train", "nmt", "--data", folder, *words, "--to", "fr")
-    assert answer.status == 1
+    assert answer.refused
     assert "train.fr" in answer.err
 
 

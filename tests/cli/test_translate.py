@@ -117,7 +117,7 @@ def test_unknown_words_can_be_copied(checkpoint, translate):
 def test_copies_of_unknown_words_are_refused_where_there_are_none(translate, checkpoint):
     untrained(checkpoint, "bpe")
     answer = translate("eins\n", "--replace-unknown")
-    assert answer.status == 1
+    assert answer.refused
     expected = (
         "`--replace-unknown` must be given for a model of --tokens word, got a model of --tokens bpe. Leave it out"
     )
@@ -182,7 +182,7 @@ def test_alignments_show_any_token_and_every_share(drawn, tmp_path):
 )
 def test_options_that_make_no_sense_are_refused(translate, words, message):
     answer = translate("eins\n", *words)
-    assert answer.status == 1
+    assert answer.refused
     assert message in answer.err
     assert answer.out == ""
 

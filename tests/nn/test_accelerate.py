@@ -16,8 +16,20 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import gatewise
-from gatewise.cells import CappedLSTM
-from gatewise.nn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, Swap, accelerate, planned_swaps, restore
+from gatewise.cells import CappedLSTM, CoupledLSTM
+from gatewise.nn import (
+    GRU,
+    LSTM,
+    RNN,
+    GRUCell,
+    LSTMCell,
+    Recurrent,
+    RNNCell,
+    Swap,
+    accelerate,
+    planned_swaps,
+    restore,
+)
 from tests.pairwise import each_value
 
 
@@ -730,7 +742,7 @@ def test_restore_undoes_it(model, tokens, change, capsys):
         assert all(vars(layer)[name] is value for name, value in kept.items())
     torch.testing.assert_close(model(tokens), expected)
     assert capsys.readouterr().out.splitlines() == [
-        "restore: 3 of 3 accelerated layers restored",
+        "restore: 3 of 3 layers of gatewise restored",
         "  encoder: becomes torch.nn.LSTM again",
         "  stages.0: becomes torch.nn.LSTM again",
         "  stages.1, also: becomes torch.nn.LSTM again",
@@ -750,21 +762,68 @@ def test_restore_brings_back_subclasses_cells_and_parametrizations():
     assert type(parametrised) is nn.GRU
 
 
-def test_restore_leaves_what_accelerate_has_not_made(capsys):
-    model = nn.ModuleList([LSTM(3, 4), nn.LSTM(3, 4), nn.LSTM(3, 4), nn.GRU(3, 4)])
+class Derived(LSTM):
+    pass
+
+
+def test_restore_says_why_it_leaves_layers(capsys):
+    model = nn.ModuleList([Derived(3, 4), nn.LSTM(3, 4), nn.LSTM(3, 4), nn.GRU(3, 4), Recurrent(CoupledLSTM(), 3, 4)])
     accelerate(model, verbose=False)
     model[1].weight_dropout = 0.5
     model[2].__class__ = type("Sharded", (LSTM,), {})  # as fully_shard does
     with pytest.warns(UserWarning, match="restore leaves layers unchanged:") as caught:
         restore(model)
     left = [
+        "  0: stays: its class, Derived, derives from gatewise.LSTM; derive it from torch.nn.LSTM and call accelerate",
         "  1: stays: it has the option weight_dropout, which torch.nn does not have",
         "  2: stays: its class, Sharded, was made after accelerate",
+        "  4: stays: it is a gatewise.Recurrent, which torch.nn does not have",
     ]
     assert str(caught[0].message).splitlines()[1:] == left
-    head = "restore: 1 of 3 accelerated layers restored"
-    assert capsys.readouterr().out.splitlines() == [head, "  3: becomes torch.nn.GRU again", *left]
-    assert [type(part).__name__ for part in model] == ["LSTM", "LSTM", "Sharded", "GRU"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["restore: 1 of 5 layers of gatewise restored", "  3: becomes torch.nn.GRU again"]
+    assert [type(part).__name__ for part in model] == ["Derived", "LSTM", "Sharded", "GRU", "Recurrent"]
     assert isinstance(model[1], LSTM)
     with pytest.raises(gatewise.ArgumentError, match=r"`model` must be a torch\.nn\.Module, got list"):
         restore([nn.LSTM(3, 4)])
+
+
+@pytest.mark.parametrize("parametrised", [False, True])
+@pytest.mark.parametrize("kind", [LSTM, GRU, RNN, LSTMCell, GRUCell, RNNCell])
+def test_layers_of_gatewise_become_those_of_pytorch_and_keep_their_options(kind, parametrised, capsys):
+    model, x = nn.Sequential(kind(3, 4)), torch.randn(5, 3)
+    layer = model[0]
+    if not issubclass(kind, nn.RNNCellBase):
+        layer.kernel = "eager"
+    if parametrised:
+        parametrizations.weight_norm(layer, next(name for name, _ in layer.named_parameters() if "hh" in name))
+    expected, weights, theirs = model(x), list(model.parameters()), getattr(nn, kind.__name__)
+    assert restore(model) is model
+    name = kind.__name__
+    assert capsys.readouterr().out.splitlines()[1:] == [f"  0: becomes torch.nn.{name}"]
+    assert model[0] is layer
+    assert isinstance(layer, theirs)
+    assert not isinstance(layer, kind)
+    assert all(one is other for one, other in zip(model.parameters(), weights, strict=True))
+    torch.testing.assert_close(model(x), expected)
+    accelerate(model, verbose=False)
+    assert isinstance(layer, kind)
+    assert issubclass(kind, nn.RNNCellBase) or layer.kernel == "eager"
+
+
+@pytest.mark.parametrize("accelerated", [False, True])
+@pytest.mark.parametrize("others", [set(), {nn.Linear}])
+def test_a_restored_model_is_quantized(accelerated, others):
+    torch.manual_seed(0)
+    kinds = (nn.LSTM, nn.GRU) if accelerated else (LSTM, GRU)
+    model = nn.ModuleDict({"lstm": kinds[0](3, 8), "gru": kinds[1](3, 8), "linear": nn.Linear(8, 2)})
+    if accelerated:
+        accelerate(model, verbose=False)
+    x = torch.randn(5, 2, 3)
+    expected = model["lstm"](x)[0]
+    spec = {nn.LSTM, nn.GRU, *others}
+    with warnings.catch_warnings(action="ignore"):  # of PyTorch, that torch.ao moves
+        quantized = torch.ao.quantization.quantize_dynamic(restore(model, verbose=False), spec)
+    kinds = [type(quantized[name]).__module__ for name in ("lstm", "gru", "linear")]
+    assert all("quantized.dynamic" in kind for kind in kinds[: 2 + len(others)])
+    torch.testing.assert_close(quantized["lstm"](x)[0], expected, rtol=0.1, atol=0.05)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import gatewise
+from gatewise.cells import CoupledLSTM
 from gatewise.nn import comparison
 from gatewise.nn.comparison import Comparison, Measured
 
@@ -143,10 +144,63 @@ def test_a_layer_with_other_results_is_seen(monkeypatch, factor, wrong):
     assert found.gradients > 0.1
 
 
-@pytest.mark.parametrize("model", [nn.Linear(2, 2), gatewise.LSTM(5, 4)], ids=["none", "gatewise's own"])
-def test_without_a_layer_to_replace_there_is_nothing_to_compare(model):
-    with pytest.raises(gatewise.ArgumentError, match=r"`model` must be a module with recurrent layers of torch\.nn"):
+@pytest.mark.parametrize("make", [gatewise.LSTM, gatewise.GRU, gatewise.RNN, gatewise.GRUCell])
+def test_a_layer_of_gatewise_is_compared_with_that_of_pytorch(make, monkeypatch):
+    model, kind = make(5, 4), make.__name__
+    theirs, calls = getattr(nn, kind).forward, []
+    monkeypatch.setattr(getattr(nn, kind), "forward", lambda *given: calls.append(1) or theirs(*given))
+    found = gatewise.compare(model, torch.randn(7, 5))
+    assert found.replaced == ("the model itself",)
+    assert found.outputs < 1e-5
+    assert found.gradients < 1e-5
+    assert calls
+    assert type(model) is make
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (nn.Linear(2, 2), "none"),
+        (gatewise.LSTM(5, 4, reverse=True), "the model itself: stays: it has the option reverse, which torch.nn"),
+        (
+            gatewise.Recurrent(CoupledLSTM(), 5, 4),
+            "the model itself: stays: it is a gatewise.Recurrent, which torch.nn",
+        ),
+    ],
+    ids=["none", "reverse", "another cell"],
+)
+def test_without_a_layer_to_replace_there_is_nothing_to_compare(model, reason):
+    with pytest.raises(
+        gatewise.ArgumentError, match="`model` must be a module with recurrent layers that both"
+    ) as error:
         gatewise.compare(model, torch.randn(7, 2, 5))
+    assert reason in str(error.value)
+    assert "Give a model with torch.nn.LSTM, GRU, RNN or their cells." in str(error.value)
+
+
+@pytest.mark.parametrize("way", ["by name", "by place"])
+def test_arguments_that_only_layers_of_gatewise_have_are_named(way):
+    model, x, lengths = gatewise.LSTM(5, 4), torch.randn(7, 2, 5), torch.tensor([7, 3])
+    given, options = ((x, None, lengths), {}) if way == "by place" else ((x,), {"lengths": lengths})
+    with pytest.raises(
+        gatewise.ArgumentError, match=r"as those of torch\.nn, got another call \(LSTM\.forward\(\) .*\)"
+    ) as error:
+        gatewise.compare(model, *given, **options)
+    assert "Compare it without `lengths` and `resets`, or with a PackedSequence." in str(error.value)
+
+
+class Unsuited(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(5, 4)
+
+    def forward(self, x):
+        return self.lstm(x + None)
+
+
+def test_other_errors_of_a_model_are_its_own():
+    with pytest.raises(TypeError, match="unsupported operand"):
+        gatewise.compare(Unsuited(), torch.randn(7, 2, 5))
 
 
 class Calls(nn.Module):

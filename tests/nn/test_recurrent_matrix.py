@@ -392,7 +392,8 @@ def test_the_choice_of_a_kernel_is_that_of_a_full_matrix(structure):
     assert len(gatewise.verify(layer, torch.randn(3, 2, 512)).layers) == 1
     model = nn.Sequential(layer)
     assert gatewise.accelerate(model, verbose=False)[0] is layer
-    assert gatewise.restore(model)[0] is layer
+    with pytest.warns(UserWarning, match=r"0: stays: it is a gatewise\.Recurrent, which torch\.nn does not have"):
+        assert gatewise.restore(model)[0] is layer
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
