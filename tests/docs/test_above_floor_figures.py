@@ -64,7 +64,6 @@ def test_float16_beside_bfloat16():
     times = {dtype: {case: row["us_a_step"]["all"] for case, row in measured(dtype, then).items()} for dtype in MODES}
     ratios = [times["fp16"][case] / time for case, time in times["bf16"].items()]
     assert f"In float16 a step took {min(ratios):.2f} to {max(ratios):.2f} of the time in bfloat16 before" in TEXT
-    assert {row["case"] for row in rows("bf16")} - {row["case"] for row in rows("fp16")} == {"100-64-512"}
 
 
 def test_halved_factors_of_the_large_language_model():
