@@ -124,7 +124,9 @@ def ranked(
     return sorted(found, key=clocks)[:most]
 
 
-def planned(problem: Problem, device: Device, most: Mapping[str, int], rankings: Path | None) -> dict[str, list[Tiling]]:
+def planned(
+    problem: Problem, device: Device, most: Mapping[str, int], rankings: Path | None
+) -> dict[str, list[Tiling]]:
     """Return the tilings of each pass that are timed.
 
     Args:

@@ -182,7 +182,7 @@ def test_a_folder_that_only_one_machine_has_is_refused(tmp_path, text, option):
         environment = of_several(rank, 2, port) | {"GROUP_WORLD_SIZE": "2"}
         programs.append(Program([*words, *option, "--seed", "5"], machine, environment, 1))
     first, second = (program.ended() for program in programs)
-    assert (first.status, second.status) == (1, 1)
+    assert (first.status, second.status) == (2, 2)
     assert "must be a folder on a file system that all machines share, got" in " ".join(first.err.split())
     assert "which process 1 does not have" in " ".join(first.err.split())
     assert second.err.strip() == ""
