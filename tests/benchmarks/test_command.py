@@ -124,6 +124,6 @@ def test_bad_options(options: list[str], message: str) -> None:
 def test_a_benchmark_without_a_report_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ArgumentError,
-        match="`BENCHMARK` must be lm, lstm, gru, cells, nmt, models, attention, scale or quality, got 'systemml'",
+        match="`benchmark` must be lm, lstm, gru, cells, nmt, models, attention, scale or quality, got 'systemml'",
     ):
         call("report", "systemml", "--results", str(tmp_path))
