@@ -26,7 +26,9 @@ from gatewise.functional.plan import chosen_for_graph, probed
 from gatewise.functional.weights import structure_while_traced
 from gatewise.selection import AUTO, REFERENCE, kernel_named
 
-_NAME = "recurrent"
+# PyTorch keeps compiled graphs on the disk and knows an operator by its name alone: another number belongs to another
+# schema, and to another choice of the operators that take its place.
+_NAME = "recurrent_v3"
 _SCHEMA = (
     "(Tensor x, Tensor h0, Tensor c0, Tensor[] weights, Tensor? lengths, Tensor? batch_sizes, bool bidirectional,"
     " float dropout, str kernel, str memory, str cell, Tensor? resets) -> (Tensor, Tensor, Tensor)"

@@ -106,10 +106,9 @@ def restore(model: Model, *, verbose: bool = True) -> Model:
     This undoes `gatewise.accelerate`, and also changes layers that were made by gatewise's own classes. The modules,
     their parameters, buffers, hooks, parametrizations and all other attributes stay the same objects; options such as
     `kernel` have no effect until the next `gatewise.accelerate`, and calls with `lengths` or `resets` are errors until
-    then. The following are left as they are, and a warning
-    names them: layers with `weight_dropout` or `reverse`, which PyTorch's would ignore, layers of a class that derives
-    from gatewise's, layers to which another library has since given a class of its own, as `fully_shard` does, and
-    layers of other cells, which PyTorch does not have.
+    then. The following are left as they are, and a warning names them: layers with `weight_dropout` or `reverse`, which
+    PyTorch's would ignore, layers of a class that derives from gatewise's, layers to which another library has since
+    given a class of its own, as `fully_shard` does, and layers of other cells, which PyTorch does not have.
 
     Args:
         model: Any module, also one that was copied or loaded from a file.

@@ -130,7 +130,7 @@ def compare(model: nn.Module, *inputs: Any, **options: Any) -> Comparison:
     if not replaced:
         wanted = "a module with recurrent layers that both torch.nn and gatewise have"
         stays = "; ".join([*left, *(str(swap) for swap in planned_swaps(before))])
-        advice = "Give a model with torch.nn.LSTM, GRU, RNN or their cells."
+        advice = "Give a model with LSTM, GRU, RNN or their cells, of torch.nn or of gatewise."
         raise ArgumentError(sentence("model", wanted, f"none ({stays})" if stays else "none", advice))
     after = accelerate(copy.deepcopy(before), verbose=False)
     for layer in (*before.modules(), *after.modules()):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from gatewise.cells import Cell
 from gatewise.functional.one_step import Stack, repeated_step_of, steps_freely
@@ -16,7 +17,8 @@ from gatewise.functional.one_step import Stack, repeated_step_of, steps_freely
 _OPTIONS = operator.attrgetter(
     "mode", "num_layers", "bias", "proj_size", "bidirectional", "reverse", "_flat_weights_names"
 )
-_FORM = operator.attrgetter("shape", "dtype", "is_cpu")
+_FORM = operator.attrgetter("shape", "dtype", "is_cpu", "__class__")
+_TYPES = Tensor, nn.Parameter  # other classes may not compute operators with the argument `out`
 
 
 class RepeatedStep(NamedTuple):
@@ -32,7 +34,7 @@ class RepeatedStep(NamedTuple):
         dtype: The dtype of the input, the states and the weights.
         options: The attributes of the layer that say which step it is and how many weights there are.
         values_of: The function that returns the weights in a mapping with their names, in the flat order of PyTorch.
-        forms: For each weight its shape, its dtype, and that it is on the CPU.
+        forms: For each weight its shape, its dtype, that it is on the CPU, and its class.
     """
 
     step: Callable[..., tuple[Tensor, ...]]
@@ -40,7 +42,7 @@ class RepeatedStep(NamedTuple):
     dtype: torch.dtype
     options: tuple[Any, ...]
     values_of: Callable[[Mapping[str, Any]], tuple[Any, ...]]
-    forms: list[tuple[torch.Size, torch.dtype, bool]]
+    forms: list[tuple[torch.Size, torch.dtype, bool, type]]
 
     @classmethod
     def of(cls, layer: Any, cell: Cell, x: Tensor, weights: Sequence[Tensor]) -> RepeatedStep | None:
@@ -52,7 +54,7 @@ class RepeatedStep(NamedTuple):
             x: The input, of the dtype of the weights.
             weights: The weights in the flat order of PyTorch's layers, which have passed the checks.
         """
-        if not isinstance(layer, nn.RNNBase):
+        if not isinstance(layer, nn.RNNBase) or not all(type(weight) in _TYPES for weight in weights):
             return None
         step = repeated_step_of(cell, x.dtype, layer.proj_size > 0, len(x), weights[1].shape[1])
         if step is None:
@@ -80,6 +82,7 @@ class RepeatedStep(NamedTuple):
             or not h.is_cpu
             or not steps_freely(layer.kernel)
             or torch._C._is_any_autocast_enabled()
+            or forward_ad._current_level >= 0
             or _OPTIONS(layer) != options
         ):
             return None

@@ -103,6 +103,23 @@ def test_the_compilers_own_code_drops_what_a_call_outside_of_graphs_drops():
         torch.testing.assert_close(compiled(x)[0], expected[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
+def test_results_may_be_changed_in_place_before_the_backward_pass(options):
+    theirs, ours = pair("LSTM", 5, 4, **options)
+    x = torch.randn(6, 3, 5)
+    found = []
+    for call, layer in ((theirs, theirs), (torch.compile(ours), ours)):  # the default backend removes copies
+        y, states = call(x)
+        with torch.no_grad():
+            for state in states:
+                state.zero_()
+        if call is not theirs:  # whose output may not be changed
+            y.mul_(3.0)
+            y = y / 3.0
+        found.append(torch.autograd.grad((y * y).sum(), list(layer.parameters())))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("steps", [1, 3])
 def test_autocast(steps):
     _, layer = pair("LSTM", 5, 4)
@@ -150,8 +167,8 @@ def test_the_operators_agree_with_their_fakes():
     given = (x, *weights, h0, c0)
     names = torch.ops.gatewise
     tests = "test_schema", "test_faketensor"
-    torch.library.opcheck(names.onednn_forward.default, (*given, True), test_utils=tests)
-    y, h, c, workspace, size = names.onednn_forward.default(*given, True)
+    torch.library.opcheck(names.onednn_forward.default, (*given, True, True), test_utils=tests)
+    y, h, c, workspace, size, *_ = names.onednn_forward.default(*given, True, True)
     assert workspace.untyped_storage().nbytes() == int(size) > workspace.numel()
     backward = (torch.ones_like(y), None, None, *given, y, h, c, workspace, size, True)
     torch.library.opcheck(names.onednn_backward.default, backward, test_utils=tests)

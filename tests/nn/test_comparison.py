@@ -175,7 +175,7 @@ def test_without_a_layer_to_replace_there_is_nothing_to_compare(model, reason):
     ) as error:
         gatewise.compare(model, torch.randn(7, 2, 5))
     assert reason in str(error.value)
-    assert "Give a model with torch.nn.LSTM, GRU, RNN or their cells." in str(error.value)
+    assert "Give a model with LSTM, GRU, RNN or their cells, of torch.nn or of gatewise." in str(error.value)
 
 
 @pytest.mark.parametrize("way", ["by name", "by place"])

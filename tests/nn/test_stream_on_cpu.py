@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from torch import nn
 
 import gatewise
 from gatewise.contract.errors import ArgumentError, ShapeError
@@ -173,3 +174,35 @@ def test_copies_have_memory_and_checks_of_their_own(kind, repeated):
             for one in (stream, *others):
                 torch.testing.assert_close(one(step), y)
     assert repeated.count(True) == 3 * len(expected) - len(others)
+
+
+class _Linear(nn.Parameter):
+    """A weight whose class computes the product itself, as those of quantization libraries do."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), options=None):
+        if function is nn.functional.linear:
+            x, weight, bias = arguments  # it has no `out`
+            return x @ weight.as_subclass(torch.Tensor).T + bias
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*arguments, **(options or {}))
+
+
+def test_weights_of_another_class_and_dual_numbers_take_the_usual_steps():
+    layer = gatewise.GRU(4, 3)
+    stream, x = layer.stream(2), torch.randn(4, 2, 4)
+    with torch.no_grad():
+        expected = layer(x)[0]
+        for step in x[:2]:
+            stream(step)
+        for name in ("weight_ih_l0", "weight_hh_l0"):
+            setattr(layer, name, _Linear(getattr(layer, name).detach()))
+        torch.testing.assert_close(torch.Tensor(stream(x[2])), expected[2])
+        torch.testing.assert_close(torch.Tensor(stream(x[3])), expected[3])
+    layer = gatewise.LSTM(4, 3)
+    stream = layer.stream(2)
+    for step in x[:2]:
+        stream(step)
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x[2], torch.ones_like(x[2]))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(stream(dual)).primal, layer(x)[0][2])

@@ -31,8 +31,8 @@ from gatewise.kernels.stack import survivors_scale
 
 _OPERATORS = {
     "onednn_forward": (
-        "(Tensor x, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor h0, Tensor c0, bool reverse)"
-        " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+        "(Tensor x, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor h0, Tensor c0, bool reverse,"
+        " bool last) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
     ),
     "onednn_backward": (
         "(Tensor? dy, Tensor? dh, Tensor? dc, Tensor x, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh,"
@@ -84,21 +84,20 @@ def _by_onednn(
         if first and problem.dropout:
             mask = torch.ops.gatewise.dropout_mask.default(x, 1.0 - problem.dropout)
             x = x * mask * survivors_scale(problem)
-        outputs = []
+        outputs, last = [], first + problem.num_directions == len(directions)
         for place in range(first, first + problem.num_directions):
             weights, reverse = directions[place], place > first
             given = x, h0[place], c0[place]
             if problem.needs_grad:
-                y, *final = _Layer.apply(reverse, *given, weights.w_ih, weights.w_hh, weights.b_ih, weights.b_hh)
+                of_layer = weights.w_ih, weights.w_hh, weights.b_ih, weights.b_hh
+                y, *final = _Layer.apply(reverse, last, *given, *of_layer)
             else:
                 y, *final, _ = onednn.direction_forward(problem, *given, weights, reverse=reverse)
             outputs.append(y)
             finals.append(final)
         x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-    # The last output is the caller's, to change in place, and the backward pass reads that of the layer.
-    y = x.clone() if problem.needs_grad and problem.num_directions == 1 else x
     h_n, c_n = (torch.stack(of_all) for of_all in zip(*finals, strict=True))
-    return y, h_n, c_n
+    return x, h_n, c_n
 
 
 class _Layer(torch.autograd.Function):
@@ -108,6 +107,7 @@ class _Layer(torch.autograd.Function):
     def forward(
         ctx: Any,
         reverse: bool,
+        last: bool,
         x: Tensor,
         h0: Tensor,
         c0: Tensor,
@@ -116,25 +116,30 @@ class _Layer(torch.autograd.Function):
         b_ih: Tensor | None,
         b_hh: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the output and the final states."""
+        """Return the output and the final states.
+
+        Callers may change the final states and the last layer's output in place, and the backward pass reads them. The
+        operator itself returns copies, because the compiler removes those that the graph has: it would return views of
+        what is saved.
+        """
         given = x, w_ih, w_hh, b_ih, b_hh, h0, c0
-        y, h, c, workspace, size = torch.ops.gatewise.onednn_forward.default(*given, reverse)
+        y, h, c, workspace, size, *copies = torch.ops.gatewise.onednn_forward.default(*given, reverse, last)
         ctx.save_for_backward(*given, y, h, c, workspace, size)
         ctx.reverse = reverse
         ctx.set_materialize_grads(False)
-        return y, h, c
+        return copies[0] if last else y, copies[1], copies[2]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:  # type: ignore[override]
         """Return the gradients of all arguments."""
         if all(gradient is None for gradient in gradients):
-            return (None,) * 8
+            return (None,) * 9
         found = torch.ops.gatewise.onednn_backward.default(*gradients, *ctx.saved_tensors, ctx.reverse)
         dx, dw_ih, dw_hh, db, dh0, dc0 = found
         biased = ctx.saved_tensors[3] is not None
         # Callers change the gradients of both biases in place.
-        return None, dx, dh0, dc0, dw_ih, dw_hh, *((db, db.clone()) if biased else (None, None))
+        return None, None, dx, dh0, dc0, dw_ih, dw_hh, *((db, db.clone()) if biased else (None, None))
 
 
 def _onednn_forward(
@@ -146,10 +151,11 @@ def _onednn_forward(
     h0: Tensor,
     c0: Tensor,
     reverse: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    last: bool,
+) -> tuple[Tensor, ...]:
     y, h, c, workspace = onednn.recorded(x, DirectionWeights(w_ih, w_hh, b_ih, b_hh), h0, c0, reverse)
     size = torch.full((1,), workspace.numel(), dtype=torch.int64)
-    return y, h, c, workspace.resize_(1), size
+    return y, h, c, workspace.resize_(1), size, y.clone() if last else y.new_empty(0), h.clone(), c.clone()
 
 
 def _onednn_backward(
@@ -210,10 +216,12 @@ def _fake_forward(
     h0: Tensor,
     c0: Tensor,
     reverse: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    last: bool,
+) -> tuple[Tensor, ...]:
     y = x.new_empty(*x.shape[:2], w_hh.shape[1])
     first, size = x.new_empty(1, dtype=torch.uint8), x.new_empty(1, dtype=torch.int64)
-    return y, h0.new_empty(h0.shape), c0.new_empty(c0.shape), first, size
+    h, c, h_n, c_n = (state.new_empty(state.shape) for state in (h0, c0, h0, c0))
+    return y, h, c, first, size, y.new_empty(y.shape if last else (0,)), h_n, c_n
 
 
 def _fake_backward(
