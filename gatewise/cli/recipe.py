@@ -242,7 +242,7 @@ class _Source(NamedTuple):
 
     Attributes:
         name: The option or argument that the keys are given by.
-        expectation: What it must be.
+        expectation: The description of a right value, which follows "must be" in the error.
     """
 
     name: str
