@@ -4,7 +4,8 @@
     python -m benchmarks.loops.pauses --record FILE --dtype tf32 --drawn 20 --seed 8 --pause 0 --pause 900
 
 For each case, the kernels of the loops are timed in replays of a CUDA graph of a training step of one layer. The pause
-of a line is that of both passes; without `--pause` it is "chosen", which stands for the pauses of the rankings. In the
+of a line is that of both passes; without `--pause` it is "chosen", which stands for the pauses of the rankings. With
+`--plain` there are further lines of rows that are not interleaved, with the pauses that were chosen for these. In the
 record, "before" stands for the kernels of commit fa666290, whose rows of exchanged states were not padded.
 """
 
@@ -27,9 +28,10 @@ from gatewise.contract.device import Device
 from gatewise.files import append_line
 from gatewise.kernels.persistent.launches import compiled
 from gatewise.kernels.persistent.launches.builds import launches_of
+from gatewise.kernels.persistent.sizes import memory
 
 _WORKERS = 15
-_CHOSEN = "chosen"
+_CHOSEN, _PLAIN = "chosen", "plain"
 
 
 def main() -> None:
@@ -43,12 +45,13 @@ def main() -> None:
     parser.add_argument(
         "--pause", type=int, action="append", default=[], help="clock cycles; several times for several"
     )
+    parser.add_argument("--plain", action="store_true", help="time plain rows, too")
     given = parser.parse_args()
     precision, device = PRECISIONS[given.dtype], torch.device("cuda", 0)
     probed = Device.probe(device)
     with precision.applied():
         cases = [*given.case, *drawn(given.drawn, given.seed, precision, probed)]
-        pauses = given.pause or [_CHOSEN]
+        pauses = [*(given.pause or [_CHOSEN]), *[_PLAIN] * given.plain]
         for pause in pauses:
             with forced(pause):
                 needed = [
@@ -76,15 +79,17 @@ def drawn(count: int, seed: int, precision: Precision, device: Device) -> list[s
 
 @contextlib.contextmanager
 def forced(pause: str | int) -> Iterator[None]:
-    """Have passes launched with a pause of so many clock cycles, unless it is "chosen"."""
-    chosen = compiled._pause
-    if pause != _CHOSEN:
-        compiled._pause = lambda cut, device: int(pause)
+    """Have passes launched with a pause of so many clock cycles, as they are chosen, or with plain rows."""
+    chosen, apart = compiled._pause, memory.exchanges_apart
+    if pause == _PLAIN:
+        memory.exchanges_apart = lambda problem, *, backward: False
+    elif pause != _CHOSEN:
+        compiled._pause = lambda cut, interleaved, device: int(pause)
     compiled.launch_of.cache_clear()
     try:
         yield
     finally:
-        compiled._pause = chosen
+        compiled._pause, memory.exchanges_apart = chosen, apart
         compiled.launch_of.cache_clear()
 
 

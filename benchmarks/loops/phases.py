@@ -255,7 +255,8 @@ def _after(text: str, line: str, inserted: str) -> str:
 _PRODUCT = "finish_product(words, weights, row_at, step, sums + {} * PARTIAL_FLOATS, patience, scales);"
 _OUTPUT = """#pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
-                if (inside[cell] && lane % VALUES_PER_WORD == 0) store_exchanged(now + y_own[cell], output[cell]);"""
+                if ({} && lane % VALUES_PER_WORD == 0) store_exchanged(now + y_own[cell], output[cell]);"""
+_OF_FORWARD, _OF_ROWS = _OUTPUT.format("stores(cell)"), _OUTPUT.format("inside[cell]")
 _ADVANCE = (
     "                masks.advance(ends, first_unit, cell, reverse ? t {0} 1 : t {1} 1, reverse ? t {0} 2 : t {1} 2,"
     " reverse ? t {0} FETCHED_AHEAD : t {1} FETCHED_AHEAD);"
@@ -269,7 +270,6 @@ _DGATES = (
 _BARRIER = (_after, "            __syncthreads();", "barrier")
 _BOTH = ((_after, _PRODUCT.format("warp"), "product"), _BARRIER)
 _FORWARD = (
-    (_after, _OUTPUT, "store"),
     (_before, _FORWARD_MASKS, "loads"),
     (_after, _FORWARD_MASKS, "masks"),
 )
@@ -283,8 +283,9 @@ _MARKS: dict[str, tuple[tuple[Callable[[str, str, str], str], str, str], ...]] =
     "forward": (
         (_after, _PRODUCT.format("part"), "product"),
         _BARRIER,
-        (_before, f"#else\n{_OUTPUT}", "store"),
-        (_before, _OUTPUT, "cells"),
+        (_before, f"#else\n{_OF_FORWARD}", "store"),
+        (_before, _OF_FORWARD, "cells"),
+        (_after, _OF_FORWARD, "store"),
         *_FORWARD,
         (_before, "#if PAUSE\n            // Loads", "keep"),
         (_before, f"#if !DISTRIBUTED\n{_NEXT}", "pause"),
@@ -296,7 +297,8 @@ _MARKS: dict[str, tuple[tuple[Callable[[str, str, str], str], str, str], ...]] =
     "row_forward": (
         *_BOTH,
         (_before, "            Returned returned[CELLS];", "sums"),
-        (_before, _OUTPUT, "output"),
+        (_before, _OF_ROWS, "output"),
+        (_after, _OF_ROWS, "store"),
         *_FORWARD,
         (_before, _NEXT, "keep"),
         (_after, _NEXT, "begin"),

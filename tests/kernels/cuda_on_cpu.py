@@ -100,6 +100,17 @@ def precompiled(text, options=()):
     return folder
 
 
+@functools.cache
+def uninitialised_as_pattern():
+    """Return the option with which variables that are read before they are written have senseless values.
+
+    It is empty where the compiler, before GCC 12, does not know the option.
+    """
+    option = "-ftrivial-auto-var-init=pattern"
+    command = [*_GCC, option, "-fsyntax-only", "-x", "c++", "/dev/null"]
+    return () if subprocess.run(command, capture_output=True, check=False).returncode else (option,)
+
+
 def compiled_object(text, options):
     """Compile C++ for libraries; return the path of the object file."""
     path = _folder_of_process() / "object.cpp"

@@ -57,6 +57,13 @@ __device__ __forceinline__ void forget_results_of(Type& value) {
     asm volatile("" : "+r"(value));
 }
 
+// Makes the compiler add constants to an address of global memory, instead of keeping each sum in registers of its own.
+template <class Type>
+__device__ __forceinline__ Type* common_address(Type* pointer) {
+    asm("// common" : "+l"(pointer));
+    return pointer;
+}
+
 // Makes the compiler keep an address of global memory in registers instead of loading it from the arguments of the kernel again.
 template <class Type>
 __device__ __forceinline__ Type* kept_pointer(Type* pointer) {

@@ -15,7 +15,7 @@ from gatewise.contract.saved import OutputGradients, Result
 from gatewise.contract.weights import places
 from gatewise.kernels.cuda.scratch import Scratch, bytes_together
 from gatewise.kernels.persistent import launches
-from gatewise.kernels.persistent.launches import Masks, Operand, Tokens
+from gatewise.kernels.persistent.launches import Launch, Masks, Operand, Pair, Tokens
 from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.step import carried_size, drops_hidden
 from gatewise.kernels.persistent.sizes.tiling import Tiling
@@ -217,7 +217,25 @@ def new_entered(problem: Problem, like: Tensor | Scratch, tokens: Tokens) -> tup
     return states, like.new_empty(directions, tokens.batch, size)
 
 
-def exchanged(
+class Exchange(NamedTuple):
+    """The memory through which the blocks of a forward pass exchange hidden states.
+
+    Attributes:
+        states: The hidden states, in padded rows.
+        places: The address of those of each direction.
+        width: The number of values of a row.
+        unpadded: The output that the pass writes in addition, or None if it is `states`.
+        h0: The initial hidden state that enters the first product [D, B, H], padded unless rows are interleaved.
+    """
+
+    states: Tensor
+    places: Pair
+    width: int
+    unpadded: Tensor | None
+    h0: Tensor
+
+
+def exchange_of(
     problem: Problem,
     layer: Layer,
     y: Tensor,
@@ -225,8 +243,8 @@ def exchanged(
     entered: tuple[Tensor, ...] | None,
     tokens: Tokens,
     scratch: Scratch,
-    tiling: Tiling,
-) -> tuple[Tensor, Tensor | None, Tensor]:
+    launch: Launch,
+) -> Exchange:
     """Return the memory through which the blocks of a forward pass exchange hidden states, and the initial ones.
 
     Args:
@@ -237,21 +255,22 @@ def exchanged(
         entered: The tensors of `Entered` that are kept for the backward pass; None or empty if there are none.
         tokens: The order of the tokens.
         scratch: The memory of the call.
-        tiling: The tiling of the pass.
-
-    Returns:
-        The hidden states that the blocks exchange, in padded rows; the output that the pass writes in addition, or None
-        if they are the output; and the initial hidden state that enters the first product.
+        launch: The pass.
     """
-    size, directions = problem.hidden_size, problem.num_directions
+    size, directions, h0, unpadded = problem.hidden_size, problem.num_directions, layer.h0, y
+    width = exchanged_width(tokens.time, launch.tiling)
+    if launch.interleaved:
+        states = scratch.new_empty(launch.exchange_shape(directions, tokens.time))
+        return Exchange(states, launches.planes(states), width, y, h0.contiguous())
     if masks is not None and masks.kept is not None:
         states, h0 = entered or new_entered(problem, scratch, tokens)
         torch.mul(layer.h0, masks.kept, out=h0).mul_(masks.scale)
-        return states, y, h0
-    width = exchanged_width(tokens.time, tiling)
-    if size != width:
-        return tokens.new(scratch, width=directions * width), y, layer.h0
-    return y, None, layer.h0
+    elif size != width:
+        states = tokens.new(scratch, width=directions * width)
+    else:
+        states, unpadded = y, None
+    h0 = with_plain_nan(pad_columns(h0.flatten(0, 1), scratch), scratch)
+    return Exchange(states, launches.columns(states, directions), states.shape[-1], unpadded, h0)
 
 
 def exchanged_width(time: int, tiling: Tiling) -> int:

@@ -88,7 +88,7 @@ def launch(problem, batch, directions, ragged, device):
     hidden = hidden_of(problem.hidden_size)
     sizes = {"hidden": hidden, "row_width": hidden + 8}
     tiling = types.SimpleNamespace(together=_TOGETHER, blocks=1, distributed=False, **sizes)
-    return types.SimpleNamespace(problem=problem, tiling=tiling)
+    return types.SimpleNamespace(problem=problem, tiling=tiling, interleaved=False)
 
 
 def _end(time, lengths, row, start):
@@ -204,6 +204,7 @@ def backward_pass(
     cells,
     dy,
     dgates,
+    exchange=(None, None),
     c0,
     dh_n,
     dc_n,

@@ -17,7 +17,15 @@ from gatewise.contract.device import Device
 from gatewise.kernels.cuda import driver, toolchain
 from gatewise.kernels.persistent import launches
 from gatewise.kernels.persistent.launches import auxiliary, compiled, failure, half_products
-from tests.kernels.cuda_on_cpu import PRELUDE, compile_cpp, compiled_object, in_cpp, precompiled, rewritten
+from tests.kernels.cuda_on_cpu import (
+    PRELUDE,
+    compile_cpp,
+    compiled_object,
+    in_cpp,
+    precompiled,
+    rewritten,
+    uninitialised_as_pattern,
+)
 from tests.kernels.persistent.emulation import emulate
 
 _REAL = {
@@ -42,6 +50,7 @@ _STATIC = re.compile(r"__shared__ ([\w ]+?) (\w+)(\[[^\]]*\])?;")
 _STATEMENTS = {
     '"" : "+r"': "(void)0",
     "// kept": "(void)0",
+    "// common": "(void)0",
     "@p st.relaxed.gpu.global.u32": "if ({2}) *(unsigned*)({0}) = {1}",
     "@p st.global.v2.u32": "if ({3}) ((unsigned*)({0}))[0] = {1}, ((unsigned*)({0}))[1] = {2}",
     "@p st.global.u16": "if ({2}) *(unsigned short*)({0}) = {1}",
@@ -161,8 +170,9 @@ def _built(source, macros, code, entry):
     together = _MOST_BLOCKS if "STACKED" in dict(macros) else 1
     run = _RUN.format(entry=entry, struct=struct, together=together)
     text = [f"#define CELL_CODE {code}\n", (headers / source.name).read_text(), run]
-    common = precompiled(_PRELUDE, _OPTIONS)
-    found = compile_cpp("".join(text), headers, common, _OPTIONS, macros, [_fibers()]).run
+    options = (*_OPTIONS, *uninitialised_as_pattern())
+    common = precompiled(_PRELUDE, options)
+    found = compile_cpp("".join(text), headers, common, options, macros, [_fibers()]).run
     found.restype = ctypes.c_bool
     return found
 

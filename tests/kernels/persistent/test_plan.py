@@ -89,9 +89,10 @@ def test_every_launch_pauses_as_long_as_the_rankings_say(dtype, allow_tf32):
             if cut.warpgroups:
                 assert "PAUSE" not in macros
                 continue
-            shared = " of a shared depth" if not cut.backward and cut.split > 1 else ""
+            rows = " of a shared depth" if not cut.backward and cut.split > 1 else ""
+            rows = " interleaved" if "INTERLEAVED" in macros else rows
             sizes = cut.rows, cut.blocks, math.prod(cut.grid)
-            pauses = weights(H200, f"persistent pauses {cut.kind}{shared}")
+            pauses = weights(H200, f"persistent pauses {cut.kind}{rows}")
             fitting = [
                 pause
                 for limits, pause in pauses.items()
@@ -103,7 +104,7 @@ def test_every_launch_pauses_as_long_as_the_rankings_say(dtype, allow_tf32):
 def test_the_last_pause_of_a_ranking_is_that_of_all_other_tilings():
     rankings = [json.loads(line) for line in RANKINGS.read_text("utf-8").splitlines()]
     found = [own["weights"] for own in rankings if own["ranking"].startswith("persistent pauses")]
-    assert len(found) == 7
+    assert len(found) == 11
     for pauses in found:
         assert [*pauses][-1] == "inf x inf x inf"
         limits = [tuple(map(float, most.split(" x "))) for most in pauses]

@@ -113,13 +113,16 @@ def test_agrees_with_the_oracle_where_gradients_take_the_place_of_gates(overwrit
     assert_agrees(problem)
 
 
-def test_only_rounded_gradients_take_the_place_of_gates():
+def test_which_gradients_take_the_place_of_gates():
     problem = PROBLEM.replace(batch=40, hidden_size=256, dtype=torch.float32, allow_tf32=True)
     assert persistent.single_use(problem)
     assert not persistent.single_use(problem.replace(traced=True))  # a compiled call may not change what it keeps
     assert not persistent.single_use(problem.replace(lean=True))  # its gates are not kept
-    for other in ({"allow_tf32": False}, {"batch": 1}, {"dtype": torch.bfloat16}):
+    for other in ({"allow_tf32": False}, {"batch": 1}, {"dtype": torch.bfloat16, "hidden_size": 248}):
         assert not persistent.single_use(problem.replace(**other))
+    wide = problem.replace(dtype=torch.bfloat16, hidden_size=264)  # whose blocks exchange gradients elsewhere
+    assert persistent.single_use(wide)
+    assert not persistent.single_use(wide.replace(traced=True))
     apart = persistent.workspace_bytes(problem.replace(allow_tf32=False), H200)
     assert persistent.workspace_bytes(problem, H200) == apart - 4 * (4 * 40 * 4 * 256)
 

@@ -3,8 +3,8 @@
 // Block (x, y, z) computes the hidden units from x * UNITS on of direction z, for the batch groups y, y + gridDim.y, ... of
 // ROWS rows each.
 // dh_t = W_hh^T dgates_{t +- 1} is a product of depth 4H. With SPLIT > 1 the blocks of a cluster share the depth: block r
-// multiplies the gates from r * 4 / SPLIT on for the units of the whole cluster, and receives the partial sums of its own
-// units from the other blocks.
+// multiplies the gates from r * 4 / SPLIT on (with INTERLEAVED all gates of the units from r * H / SPLIT on) for the units of the
+// whole cluster, and receives the partial sums of its own units from the other blocks.
 // With STACKED the launch computes a pair of layers with one direction, the first layer a step behind the second: blocks of
 // z = 0 compute the second layer, those of z = 1 multiply its gradients with its input weights, and those of z = 2 compute
 // the first layer.
@@ -12,9 +12,9 @@
 // Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // SPLIT (1, 2 or 4), ROWS (a multiple of 8), WARPS, EIGHTS, SPANS, RESIDENT, CHUNK and MOST_AHEAD (see product.cuh), BUFFERS (see
 // sequence.cuh), STAGED, SHARED_BYTES; DISTRIBUTED (the BLOCKS of a group of rows are one cluster, and exchange values as in
-// distributed_gradients.cuh); RAGGED (rows have lengths), STACKED; PAUSE (the clock cycles between the stores of
-// a step and the first loads of those of other blocks); RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT
-// (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of masks.cuh.
+// distributed_gradients.cuh); INTERLEAVED (see sequence.cuh); RAGGED (rows have lengths), STACKED; PAUSE (the clock cycles
+// between the stores of a step and the first loads of those of other blocks); RESETS (see episodes.cuh); DTYPE (see
+// numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of masks.cuh.
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
 #define MARKED SCALED
@@ -47,6 +47,10 @@ static_assert(WORKING_BYTES + LENT_WORDS * 16 + 2 * RECEIVED * 4 == SHARED_BYTES
 static_assert(BUFFERS * WARPS * PARTIAL_FLOATS >= ROWS * UNITS * 4, "the gradients of the biases fit in the memory of the partial sums");
 #endif
 
+#if INTERLEAVED && (DISTRIBUTED || VALUE_BYTES == 4)
+#error "interleaved rows have memory of their own, and are 16 bits"
+#endif
+
 // Arrays of two pointers are for the two directions, with STACKED for the two layers of a pair; then D is 2 in the shapes of
 // states and 1 in the shapes of columns. A tensor with a value for each token has that of step t and row n at index
 // t * step + n * row, so that tokens are in the order of steps or in the order of rows.
@@ -55,7 +59,8 @@ struct Backward {
     const Value* gates[2];    // [tokens, 4H]: the kept gates
     const Value* cells[2];    // [tokens, H]: the kept states
     const Value* dy[2];       // [tokens, D * SIZE], or null for zeros
-    Value* dgates[2];         // [tokens, 4H], all bits 1 beforehand unless DISTRIBUTED; if MARKED it may be `gates`
+    Value* dgates[2];         // [tokens, 4H], all bits 1 beforehand unless DISTRIBUTED or INTERLEAVED; it may be `gates` if MARKED or INTERLEAVED
+    Value* exchange[2];       // [time, groups * ROWS, 4H], all bits 1 beforehand: the same gradients for other blocks, those of a unit side by side; used only with INTERLEAVED
     const Value* c0;          // [D, B, SIZE]
     const Value* dh_n;        // [D, B, SIZE], or null for zeros
     const Value* dc_n;        // [D, B, SIZE], or null for zeros; not read if CARRIES_HIDDEN
@@ -149,6 +154,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
     const Value* const cells = second ? p.cells[1] : p.cells[0];
     Value* const dgates = second ? p.dgates[1] : p.dgates[0];
 #endif
+#if INTERLEAVED
+    Value* const exchange = second ? p.exchange[1] : p.exchange[0];
+#endif
     const int skipped = second ? p.start[1] : p.start[0];
 
     // The rows of W_hh run along the units; the columns of a tile do.
@@ -178,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
         return {{make_uint4(turned[0], turned[1], turned[2], turned[3]), make_uint4(turned[4], turned[5], turned[6], turned[7])}};
     });
 #else
-    const Staging staging = {(char*)shared + warp * STAGED * SPAN_PITCH, matrix, first_sum, between};
+    const Staging staging = {(char*)shared + warp * STAGED * SPAN_PITCH, matrix, INTERLEAVED ? (int)rank * WIDTH : first_sum, between};
     load_weights(weights, lent, [&](int span) { staging.arrive(span, units); }, [&](int tile, int span) { return staging.pair_at(tile, span); });
 #endif
     Patience patience = {p.patience, 0, false};
@@ -255,10 +263,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
         auto row_at = [&](int row, int step) -> Row {
             // The step visited before; for the blocks between the layers, this step.
             const int after = between ? steps - 1 - step : reverse ? step - 1 : steps - step;
-            const u32 n = min(ends.batch_row(row), p.batch - 1);
             const bool polled = (between ? step < steps : step > 0 && step <= steps) && (!RAGGED || after < ends.of(row));
+#if INTERLEAVED
+            const Value* const gradients = step_of(exchange, polled ? after : 0, p.groups * ROWS * WIDTH_OF_ALL);
+            return {interleaved_row(gradients, first_row, row, rank * WIDTH), polled, polled};
+#else
+            const u32 n = min(ends.batch_row(row), p.batch - 1);
             const u32 place = n * (p.row * 4 * HIDDEN) + rank * WIDTH + depth_of(0);
             return {step_of(dgates, polled ? after : 0, 4 * step_values) + place, polled, polled};
+#endif
         };
         InFlight words;
         Scales scales;
@@ -411,6 +424,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #if DISTRIBUTED
                 grads[cell] = active ? narrowed(grad) : four_zeros();  // of the unit, in the order of the gates
                 own_gradients.keep(step, at.row, at.unit, grads[cell]);
+#elif INTERLEAVED
+                grads[cell] = active ? narrowed(grad) : four_zeros();
+                // Rows beyond the batch are loaded, too, unless rows have lengths.
+                const bool stores = RAGGED ? active : at.exists && has_place(first_unit + at.unit) && step < steps;
+                if (stores) store_exchanged(step_of(exchange, t, p.groups * ROWS * WIDTH_OF_ALL) + interleaved_place(first_row, at.row, 4 * (first_unit + at.unit)), grads[cell]);
 #else
                 grads[cell] = exchanged(grad, active);
 #endif
@@ -420,6 +438,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
             episodes.advance(ends, reverse ? t + 2 : t - 2, parity);
             make_visible();
             if (step < steps) own_gradients.multiply(step, weights);
+#endif
+#if PAUSE && INTERLEAVED
+            const long long stored = clock64();
 #endif
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
@@ -433,14 +454,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
                     continue;
                 }
 #endif
-#if DISTRIBUTED
+#if DISTRIBUTED || INTERLEAVED
                 const FourGates turned = transposed(grads[cell]);
                 store_gates_if(stores, step_of(dgates, t, 4 * step_values) + four_own[cell], turned);
 #else
                 store_exchanged_gates_if(stores, step_of(dgates, t, 4 * step_values), row, first_unit + at.unit, grads[cell]);
 #endif
             }
-#if PAUSE
+#if PAUSE && !INTERLEAVED
             const long long stored = clock64();
 #endif
 #if EXACT

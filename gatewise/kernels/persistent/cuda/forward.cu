@@ -12,9 +12,10 @@
 // Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // SPLIT (1 or 2), ROWS (a multiple of 8), WARPS, EIGHTS, SPANS, RESIDENT, CHUNK and MOST_AHEAD (see product.cuh), BUFFERS (see
 // sequence.cuh), SHARED_BYTES; WARPGROUPS (the product is that of warpgroup_product.cuh); DISTRIBUTED (the BLOCKS of a group of
-// rows are one cluster, and exchange values as in distributed_states.cuh); RAGGED (rows have lengths), STACKED; PAUSE (the
-// clock cycles between the stores of a step and the first loads of those of other blocks); RESETS (see episodes.cuh); DTYPE
-// (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of masks.cuh.
+// rows are one cluster, and exchange values as in distributed_states.cuh); INTERLEAVED (see sequence.cuh); RAGGED (rows have
+// lengths), STACKED; PAUSE (the clock cycles between the stores of a step and the first loads of those of other blocks); RESETS
+// (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of
+// masks.cuh.
 #define WIDTH (HIDDEN / SPLIT)
 #define TILES (SPLIT * UNITS / 4)
 #define MARKED 0
@@ -37,10 +38,10 @@ struct Forward {
     const Value* weights[2];    // [GATES * SIZE, SIZE]
     const Value* bias_ih[2];    // [GATES * SIZE], or null
     const Value* bias_hh[2];
-    Value* y[2];                // [tokens, y_width], all bits 1 beforehand unless DISTRIBUTED or of a single step: the outputs, padded; with DROPS_HIDDEN as they enter the product
-    Value* unpadded[2];         // [tokens, D * SIZE]: the outputs without padding, or null, but not with DROPS_HIDDEN
+    Value* y[2];                // [tokens, y_width], all bits 1 beforehand unless DISTRIBUTED or of a single step: the outputs, padded; with DROPS_HIDDEN as they enter the product; with INTERLEAVED [time + 1, groups * ROWS, y_width]
+    Value* unpadded[2];         // [tokens, D * SIZE]: the outputs without padding, or null, but not with DROPS_HIDDEN or INTERLEAVED
     Value* cells[2];            // [tokens, H]: the state c of every step, kept for the backward pass, or null
-    const Value* h0;            // [D, B, H]; with DROPS_HIDDEN as it enters the product
+    const Value* h0;            // [D, B, H], with INTERLEAVED [D, B, SIZE]; with DROPS_HIDDEN as it enters the product
     const Value* c0;            // [D, B, SIZE]
     Value* h_n;                 // [D, B, SIZE]
     Value* c_n;                 // [D, B, SIZE]
@@ -54,7 +55,7 @@ struct Forward {
     u32 patience;
     // Only with STACKED.
     const Value* between;       // [GATES * SIZE, SIZE]: the input weights of the second layer, whose `gates` have all bits 1 beforehand
-    Value* dropped;             // [tokens, y_width], all bits 1 beforehand: the outputs of the first layer after dropout; used only with a mask
+    Value* dropped;             // all bits 1 beforehand: the outputs of the first layer after dropout, as in `y`; used only with a mask
     const unsigned char* mask;  // the dropout mask between the layers, with step t and row n at t * mask_step + n * mask_row; or null
     int mask_step, mask_row;
     float scale;                // the factor of outputs that survive dropout
@@ -74,6 +75,9 @@ static_assert(BUFFERS * PARTS * PARTIAL_FLOATS * 4 + LENT_WORDS * 16 + 2 * RECEI
 static_assert(SPLIT == 1 || (WIDTH * sizeof(Value) % 16 == 0 && WIDTH * SPLIT == HIDDEN), "loads of 16 bytes begin at a block's depth");
 static_assert(SPLIT == 1 || !STACKED, "blocks of layers in pairs share no depth");
 static_assert(!WITH_MASKS || !STACKED, "layers with masks are computed one by one");
+#if INTERLEAVED && (DISTRIBUTED || WARPGROUPS || DROPS_HIDDEN)
+#error "interleaved rows have memory of their own, and are loaded span by span"
+#endif
 #if WARPGROUPS
 constexpr int MOST_STATIC_BYTES = 2048;  // that tilings leave of a block's memory
 #else
@@ -126,6 +130,28 @@ __device__ __forceinline__ void store_unpadded(const Forward& p, Value* const un
     }
 }
 
+#if INTERLEAVED
+// Stores the initial hidden states of the block's units, of all its groups of rows, where the first step of each row loads them.
+// The states after step t follow those before it; in the reverse direction, it is the other way round.
+__device__ __forceinline__ void store_initial_states(const Forward& p, Value* const y, const int direction, const int first_unit, const int skipped, const bool reverse) {
+    const Value* const h0 = p.h0 + (size_t)direction * p.batch * SIZE;
+    for (int turn = 0, group = blockIdx.y; group < p.groups; group = group_of(++turn))
+#pragma unroll
+        for (int cell = 0; cell < CELLS; ++cell) {
+            if (!warp_owns(cell)) continue;
+            const Place at = place_of(cell);
+            const int unit = first_unit + at.unit, place = group * ROWS + at.row;
+            const bool counts = at.exists && place < p.batch;
+            const int n = !counts ? 0 : RAGGED && p.order ? p.order[place] : place;
+            const u32 word = exchanged(counts && unit < SIZE ? widened(h0[(size_t)n * SIZE + unit]) : 0.f, true);
+            if (!at.exists || !has_place(unit) || threadIdx.x % VALUES_PER_WORD) continue;
+            int step = 0;
+            if (reverse) step = RAGGED ? (int)max((i64)0, min((i64)p.time, p.lengths[n] - skipped)) : p.time;
+            store_exchanged(step_of(y, step, p.groups * ROWS * WIDTH_OF_ALL) + interleaved_place(group * ROWS, at.row, unit), word);
+        }
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent_forward(const Forward p) {
     extern __shared__ float4 shared[];
     __shared__ int row_ends[2 * ROWS];
@@ -164,8 +190,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
     const bool reverse = direction == 1, second = reverse;
     constexpr bool between = false, waits = false;
 #endif
-    const u32 step_values = p.step * HIDDEN, y_step_values = (u32)p.step * p.y_width, y_row_values = (u32)p.row * p.y_width;
+    const u32 step_values = p.step * HIDDEN;
+#if INTERLEAVED
+    const u32 y_step_values = p.groups * ROWS * WIDTH_OF_ALL;
+    const int y_after = !reverse;  // the states after step t are those of step t + y_after in `y`
+#else
+    const u32 y_step_values = (u32)p.step * p.y_width, y_row_values = (u32)p.row * p.y_width;
+    constexpr int y_after = 0;
     const Value* const h0 = p.h0 + (size_t)direction * p.batch * HIDDEN;
+#endif
 #if STACKED
     Value* const y = between && p.mask ? p.dropped : second && !between ? p.y[1] : p.y[0];
     const bool drops = p.mask && !second;
@@ -181,6 +214,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
     Value* const unpadded = second ? p.unpadded[1] : p.unpadded[0];
     const int skipped = second ? p.start[1] : p.start[0];
 
+#if INTERLEAVED
+    if (!between) store_initial_states(p, y, direction, first_unit, skipped, reverse);  // so that they arrive while the weights are loaded
+#endif
     Weights weights;
     const Value* source = between ? p.between : second ? p.weights[1] : p.weights[0];
     load_rows(weights, lent, source, first_unit - (int)rank * UNITS, (int)rank * WIDTH, between, lane);
@@ -222,7 +258,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
             inside[cell] = at.exists && has_place(unit) && first_row + at.row < p.batch;
             own[cell] = n * p.row * HIDDEN + unit;
             four_own[cell] = gates_place(n * p.row, unit);
+#if INTERLEAVED
+            y_own[cell] = interleaved_place(first_row, at.exists ? at.row : 0, unit);
+#else
             y_own[cell] = n * y_row_values + unit;
+#endif
             c[cell] = inside[cell] && unit < SIZE ? widened(p.c0[(direction * p.batch + n) * SIZE + unit]) : 0.f;
 #if ZONES_HIDDEN
             h[cell] = inside[cell] && unit < SIZE ? widened(p.masks.hidden[(direction * p.batch + n) * SIZE + unit]) : 0.f;
@@ -234,10 +274,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #if !DISTRIBUTED
         auto row_at = [&](int row, int step) -> Row {
             const int t = reverse ? steps - 1 - step : step, before = between ? t : reverse ? t + 1 : t - 1;
+#if INTERLEAVED
+            const bool polled = step < steps && (!RAGGED || t < ends.of(row));
+            const int from = STACKED && !polled ? 0 : before + y_after;
+            return {interleaved_row(step_of(y, from, y_step_values), first_row, row, rank * WIDTH), polled, polled};
+#else
             const u32 n = min(ends.batch_row(row), p.batch - 1);
             const bool polled = (between || step > 0) && step < steps && (!RAGGED || max(t, before) < ends.of(row));
             const u32 place = n * (polled ? y_row_values : HIDDEN) + rank * WIDTH + depth_of(0);
             return {(polled ? step_of(y, before, y_step_values) : h0) + place, polled, !RAGGED || t < ends.of(row)};
+#endif
         };
 #endif
 #if STACKED
@@ -266,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #endif
         for (int step = 0; step < steps; ++step, parity ^= 1) {
             const int t = reverse ? steps - 1 - step : step;
-            Value* const now = step_of(y, t, y_step_values);
+            Value* const now = step_of(y, t + y_after, y_step_values);
             float* const sums = partials + (BUFFERS == 2 ? parity : 0) * PARTS * PARTIAL_FLOATS;
 #if STACKED
             // The second layer's inputs come from the blocks between the layers; most have arrived when they are loaded first.
@@ -325,6 +371,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
             u32(&whole)[CELLS] = output;
 #endif
             bool active[CELLS];
+#if INTERLEAVED
+            // Rows beyond the batch are loaded, too, unless rows have lengths.
+            auto stores = [&](int cell) { return RAGGED ? inside[cell] && active[cell] : place_of(cell).exists && has_place(first_unit + place_of(cell).unit); };
+#else
+            auto stores = [&](int cell) { return inside[cell]; };
+#endif
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell) {
                 if (!warp_owns(cell)) continue;
@@ -376,7 +428,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #else
 #pragma unroll
             for (int cell = 0; cell < CELLS; ++cell)
-                if (inside[cell] && lane % VALUES_PER_WORD == 0) store_exchanged(now + y_own[cell], output[cell]);
+                if (stores(cell) && lane % VALUES_PER_WORD == 0) store_exchanged(now + y_own[cell], output[cell]);
 #if PAUSE
             const long long stored = clock64();
 #endif
@@ -403,7 +455,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
                     if (!warp_owns(cell)) continue;
                     const float value = widened(own_value(output[cell])) * (survives[cell] ? p.scale : 0.f);
                     const u32 word = exchanged(value, active[cell]);
-                    if (inside[cell] && lane % VALUES_PER_WORD == 0) store_exchanged(step_of(p.dropped, t, y_step_values) + y_own[cell], word);
+                    if (stores(cell) && lane % VALUES_PER_WORD == 0) store_exchanged(step_of(p.dropped, t + y_after, y_step_values) + y_own[cell], word);
                     survives[cell] = survival(cell, step + 1);
                 }
             }
@@ -442,22 +494,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
             const Place at = place_of(cell);
             const int end = ends.of(at.row);
             const int n = ends.batch_row(at.row), unit = first_unit + at.unit;
-            Value* const column = y + (size_t)(n * p.row) * p.y_width + unit;
             if (unit < SIZE) {
                 const size_t own_state = (direction * p.batch + n) * (size_t)SIZE + unit;
-                const size_t last = (reverse ? 0 : end - 1) * (size_t)y_step_values;
-#if DROPS_HIDDEN
+#if INTERLEAVED
+                p.h_n[own_state] = *(volatile Value*)(step_of(y, reverse ? 0 : end, y_step_values) + y_own[cell]);
+#elif DROPS_HIDDEN
                 const size_t token = (reverse ? 0 : end - 1) * (size_t)p.step + n * p.row;
                 p.h_n[own_state] = end ? unpadded[token * p.directions * SIZE + unit] : p.masks.hidden[own_state];
 #else
-                p.h_n[own_state] = end ? *(volatile Value*)(column + last) : h0[n * HIDDEN + unit];
+                const Value* const last = y + (size_t)(n * p.row) * p.y_width + unit + (reverse ? 0 : end - 1) * (size_t)y_step_values;
+                p.h_n[own_state] = end ? *(volatile Value*)last : h0[n * HIDDEN + unit];
 #endif
                 p.c_n[own_state] = (Value)canonical(c[cell]);
             }
             if (RAGGED && unpadded && unit < SIZE)
                 for (int t = steps; t < p.time; ++t) unpadded[(t * (size_t)p.step + n * p.row) * p.directions * SIZE + unit] = 0;
         }
-#if RAGGED
+#if RAGGED && !INTERLEAVED
         fill_beyond(y, y_step_values, y_row_values, ends, first_unit, steps);
 #if STACKED
         if (drops) fill_beyond(p.dropped, y_step_values, y_row_values, ends, first_unit, steps);

@@ -14,6 +14,7 @@
 #endif
 
 constexpr int SPAN = 64 / sizeof(Value);  // the values that four lanes load, 16 bytes each
+constexpr int NEXT_SPAN = INTERLEAVED ? 8 * SPAN : SPAN;  // the distance from one span of a batch row to the next, in values
 constexpr int GROUPS_OF_EIGHT = ROWS / 8;              // of batch rows; eight are the width of a tensor-core tile
 constexpr int PARTIAL_STRIDE = TILES * 16 + 4;         // in floats; the padding avoids bank conflicts of stores
 constexpr int PARTIAL_FLOATS = ROWS * PARTIAL_STRIDE;  // the partial sums of a warp
@@ -195,10 +196,24 @@ __device__ __forceinline__ void add_product(float (&sum)[4], const Fragment& fra
 #endif
 }
 
+#if INTERLEAVED
+// The index of a value in the exchange of a step. Its rows have WIDTH_OF_ALL values, which are whole spans, and are those of all
+// groups, also of rows beyond the batch; `row` is that of the group that begins with `first_row`.
+constexpr u32 WIDTH_OF_ALL = (WIDTH * SPLIT + SPAN - 1) / SPAN * SPAN;
+__device__ __forceinline__ u32 interleaved_place(u32 first_row, u32 row, u32 value) {
+    return (first_row + (row & ~7u)) * WIDTH_OF_ALL + (row & 7) * SPAN + value / SPAN * (8 * SPAN) + value % SPAN;
+}
+
+// The address of the lane's first value of a row in the exchange of a step, in a depth that begins at `first_value`.
+__device__ __forceinline__ const Value* interleaved_row(const Value* step, u32 first_row, u32 row, u32 first_value) {
+    return common_address(step + interleaved_place(first_row, row & 7, first_value + depth_of(0))) + (row & ~7u) * WIDTH_OF_ALL;
+}
+#endif
+
 __device__ __forceinline__ uint4 load_span(Row row, int span) {
     const bool wanted = !RAGGED || row.counted;  // nothing is loaded for rows that have ended
     const bool exists = span < SPANS && (WARPS * SPANS * SPAN <= WIDTH || depth_of(span) < WIDTH);
-    return wanted && exists ? load_exchanged(row.data + span * SPAN) : make_uint4(0, 0, 0, 0);
+    return wanted && exists ? load_exchanged(row.data + span * NEXT_SPAN) : make_uint4(0, 0, 0, 0);
 }
 
 using Words = uint4[EIGHTS][CHUNK];  // of an item: for each of its groups of eight rows, those of a poll

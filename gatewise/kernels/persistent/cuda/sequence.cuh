@@ -3,6 +3,11 @@
 #ifndef DISTRIBUTED
 #define DISTRIBUTED 0
 #endif
+// Whether the exchange has the first spans of eight batch rows side by side, then the second ones, and so on, so that a load of
+// a warp is four whole lines of the cache and not half of eight. Its batch rows are in the order in which they form groups.
+#ifndef INTERLEAVED
+#define INTERLEAVED 0
+#endif
 #if WARPGROUPS
 #include "warpgroup_product.cuh"
 #elif DISTRIBUTED

@@ -15,7 +15,7 @@ constexpr int LANES = LOADS % 32 == 0 ? 32 : LOADS % 16 == 0 ? 16 : LOADS % 8 ==
 struct Staging {
     char* memory;         // the memory, of STAGED spans
     const Value* matrix;  // the first weight in the columns of the block's tiles
-    int first_sum;        // the first gate sum of the block's depth
+    int first;            // the first gate sum of the block's depth; with INTERLEAVED the first row of its depth
     bool between;         // whether the weights are the input weights of the second layer
 
     // The row of a span that is stored at a place.
@@ -28,15 +28,29 @@ struct Staging {
         // Rows at places that are AT_ONCE apart have a constant distance, too.
         const int depth = (int)(threadIdx.x >> 5) * SPANS * SPAN + span * SPAN + row_at(place);
         char* const to = memory + span % STAGED * SPAN_PITCH + place * ROW_PITCH + column * 2;
+#if INTERLEAVED
+        // Four neighbouring rows are the gate sums of a unit.
+#pragma unroll
+        for (int i = 0; i < SPAN / AT_ONCE; ++i) {
+            const int at = depth + row_at(i * AT_ONCE), unit = (first + at) / 4, gate = gate_of((first + at) % 4, between);
+            const Value* const from = matrix + ((long long)gate * SIZE + unit) * SIZE + column;
+#pragma unroll
+            for (int next = 0; next < COLUMNS; next += LANES * VALUES) {
+                if (next + LANES * VALUES > COLUMNS && next + column >= COLUMNS) continue;
+                const bool exists = (WARPS * SPANS * SPAN == WIDTH || at < WIDTH) && (HIDDEN == SIZE || unit < SIZE) && (SUMS_ARE_GATES || gate >= 0) && is_unit(first_unit + next + column);
+                copy(to + i * AT_ONCE * ROW_PITCH + next * 2, from + next, exists);
+            }
+        }
+#else
         constexpr bool ONE_SUM = (SUMS_ARE_GATES && HIDDEN == SIZE) || SPLIT == 4;  // the depth of the block is that of one sum, or can be treated so
-        const Value* const first = matrix + ((long long)gate_of(first_sum, between) * SIZE + depth) * SIZE + column;
+        const Value* const origin = matrix + ((long long)gate_of(first, between) * SIZE + depth) * SIZE + column;
 #pragma unroll
         for (int i = 0; i < SPAN / AT_ONCE; ++i) {
             const int further = row_at(i * AT_ONCE), sum = ONE_SUM ? 0 : (depth + further) / HIDDEN;
-            const int gate = gate_of(first_sum + sum, between);
+            const int gate = gate_of(first + sum, between);
             const int left = (SUMS_ARE_GATES && HIDDEN == SIZE ? WIDTH : SIZE) + sum * HIDDEN - depth;  // the remaining rows of the gate
-            const int skipped = (SUMS_ARE_GATES ? sum : gate - gate_of(first_sum, between)) * SIZE - sum * HIDDEN;
-            const Value* const from = first + (further + skipped) * SIZE;
+            const int skipped = (SUMS_ARE_GATES ? sum : gate - gate_of(first, between)) * SIZE - sum * HIDDEN;
+            const Value* const from = origin + (further + skipped) * SIZE;
 #pragma unroll
             for (int next = 0; next < COLUMNS; next += LANES * VALUES) {
                 if (next + LANES * VALUES > COLUMNS && next + column >= COLUMNS) continue;
@@ -45,6 +59,7 @@ struct Staging {
                 copy(to + i * AT_ONCE * ROW_PITCH + next * 2, from + next, exists);
             }
         }
+#endif
     }
 
     __device__ __forceinline__ static void copy(char* to, const Value* from, bool exists) {

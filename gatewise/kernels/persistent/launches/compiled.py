@@ -16,6 +16,7 @@ from gatewise.contract import ranking
 from gatewise.contract.device import Device
 from gatewise.contract.problem import Problem
 from gatewise.kernels.cuda import driver, toolchain
+from gatewise.kernels.persistent.sizes import memory
 from gatewise.kernels.persistent.sizes.cell_size import cell_size_of
 from gatewise.kernels.persistent.sizes.exactness import exact_products
 from gatewise.kernels.persistent.sizes.free_multiprocessors import device_of_pass
@@ -35,6 +36,7 @@ class Launch:
         entry: The kernel's name in the machine code.
         shape: The grid, the block size, the shared memory and the clusters.
         compile: A function that returns the machine code.
+        interleaved: Whether the rows of the values that blocks exchange are interleaved, as sequence.cuh describes it.
         source: The key of the machine code, equal for launches of the same code, such as those of several batches.
     """
 
@@ -42,7 +44,18 @@ class Launch:
     entry: str
     shape: driver.Shape
     compile: Callable[[], bytes]
+    interleaved: bool = False
     source: tuple[object, ...] = ()
+
+    def exchange_shape(self, directions: int, time: int) -> tuple[int, int, int, int]:
+        """Return the shape of the values that blocks exchange, if rows are interleaved.
+
+        In the forward pass these are hidden states [D, T + 1, rows, H], in the backward pass gradients of gate sums
+        [D, T, rows, 4H], H padded. The rows are those of all groups, also of rows beyond the batch.
+        """
+        cut = self.tiling
+        rows = cut.groups * cut.rows
+        return (directions, time, rows, 4 * cut.hidden) if cut.backward else (directions, time + 1, rows, cut.row_width)
 
     @functools.cached_property
     def binary(self) -> bytes:
@@ -70,7 +83,9 @@ def _launch_of(
 ) -> Launch:
     sizes, precision = (problem.hidden_size, batch, directions), (problem.dtype, exact_products(problem))
     device = device_of_pass(problem, device, backward=name == "backward")
-    return launch_of(name, problem.cell, *sizes, *precision, ragged, device, pair, problem.resets, problem.time == 1)
+    apart = memory.exchanges_apart(problem, backward=name == "backward")
+    options = pair, problem.resets, problem.time == 1, apart
+    return launch_of(name, problem.cell, *sizes, *precision, ragged, device, *options)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -87,8 +102,11 @@ def launch_of(
     pair: bool = False,
     resets: bool = False,
     one_step: bool = False,
+    apart: bool = False,
 ) -> Launch:
     """Return the pass "forward" or "backward" of a layer, or of a pair of layers.
+
+    With `apart`, blocks may exchange values through memory that has no other use.
 
     Raises:
         ValueError: The weights do not fit on the chip, which a criterion refuses beforehand.
@@ -114,12 +132,15 @@ def launch_of(
         cooperative=not chosen.distributed,
     )
 
+    interleaved = apart and chosen.loads_spans
     file = name if fused else f"row_{name}"
     if not fused:
         exchange = ranking.weights(device, "persistent statistics")
         macros |= {"PAUSE": int(exchange["pause"]), "MOST_BYTES": int(exchange["bytes"])}
     elif not (pair or chosen.distributed or chosen.warpgroups):
-        macros["PAUSE"] = _pause(chosen, device)
+        macros["PAUSE"] = _pause(chosen, interleaved, device)
+    if interleaved:
+        macros["INTERLEAVED"] = 1
 
     # The instructions of warpgroups are those of the architecture with the suffix.
     architecture = device.architecture + ("a" if chosen.warpgroups else "")
@@ -128,14 +149,15 @@ def launch_of(
         return toolchain.compile_source(SOURCES / f"{file}.cu", architecture, macros, code_of(cell))
 
     source = file, architecture, tuple(macros.items()), cell
-    return Launch(chosen, f"recurrent_{file}", shape, compile_pass, source)
+    return Launch(chosen, f"recurrent_{file}", shape, compile_pass, interleaved, source)
 
 
-def _pause(chosen: Tiling, device: Device) -> int:
+def _pause(chosen: Tiling, interleaved: bool, device: Device) -> int:
     """Return the clock cycles between the stores of a step and the first loads of what other blocks stored."""
     shared = " of a shared depth" if not chosen.backward and chosen.split > 1 else ""
+    rows = " interleaved" if interleaved else shared
     sizes = chosen.rows, chosen.blocks, math.prod(chosen.grid)
-    for most, pause in ranking.weights(device, f"persistent pauses {chosen.kind}{shared}").items():
+    for most, pause in ranking.weights(device, f"persistent pauses {chosen.kind}{rows}").items():
         if all(size <= float(limit) for size, limit in zip(sizes, most.split(" x "), strict=True)):
             return int(pause)
     raise ValueError(f"no pause for {chosen}")

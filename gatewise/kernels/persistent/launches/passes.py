@@ -52,7 +52,7 @@ class Backward(ctypes.Structure):
     """The struct `Backward` of backward.cu, field by field."""
 
     _fields_ = [
-        *pointers_of_each_direction("weights", "gates", "cells", "dy", "dgates"),
+        *pointers_of_each_direction("weights", "gates", "cells", "dy", "dgates", "exchange"),
         *_pointers("c0", "dh_n", "dc_n", "dh0", "dc0", "bias"),
         *pointers_of_each_direction("dbias_ih", "dbias_hh"),
         *_pointers("done", "lengths", "order", "failure"),
@@ -147,7 +147,8 @@ def forward_pass(
         weights: The weights.
         tokens: The steps and the order of their tokens.
         gates: The products of the input and the input weights [tokens, 4H], which the kept gates replace.
-        y: The hidden states [tokens, y_width], filled by `fill_unwritten` unless the tiling is `distributed`.
+        y: The hidden states [tokens, y_width], filled by `fill_unwritten` unless the tiling is `distributed`; if the
+            launch is `interleaved`, they have `Launch.exchange_shape`.
         y_width: The number of values of a token in `y`, of all directions: D*H, H padded, or more.
         unpadded: The outputs without padding [tokens, D*H], or none where nothing is padded.
         cells: The cell states [tokens, H], or none if they are not kept.
@@ -210,6 +211,7 @@ def backward_pass(
     cells: Pair,
     dy: Pair,
     dgates: Pair,
+    exchange: Pair = (None, None),
     c0: Tensor,
     dh_n: Tensor | None,
     dc_n: Tensor | None,
@@ -236,7 +238,9 @@ def backward_pass(
         cells: The kept cell states [tokens, H].
         dy: The gradients of the outputs [tokens, D*H], H not padded, or none.
         dgates: Memory for the gradients of the gate sums [tokens, 4H], filled by `fill_unwritten` unless the tiling is
-            `distributed`; or the memory of `gates`, see `memory.overwrites_gates`.
+            `distributed` or the launch `interleaved`; or the memory of `gates`, see `memory.overwrites_gates`.
+        exchange: Memory of `Launch.exchange_shape` in which blocks exchange these gradients, filled by
+            `fill_unwritten`; none unless the launch is `interleaved`.
         c0: The cell state before the first step [D, B, H], not padded, as all states here.
         dh_n: The gradient of the hidden state after the last step, or None.
         dc_n: The gradient of the cell state after the last step, or None.
@@ -263,6 +267,7 @@ def backward_pass(
         *cells,
         *dy,
         *dgates,
+        *exchange,
         c0.data_ptr(),
         address(dh_n),
         address(dc_n),

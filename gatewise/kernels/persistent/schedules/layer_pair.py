@@ -7,6 +7,7 @@ So one launch replaces two, and one of the matrix products over all steps. `size
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -16,7 +17,7 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.saved import OutputGradients, Result
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import buffers, launches
-from gatewise.kernels.persistent.launches import BetweenLayers, LayerWeights, Pair, Tokens
+from gatewise.kernels.persistent.launches import BetweenLayers, Launch, LayerWeights, Pair, Tokens
 from gatewise.kernels.persistent.schedules import layer_gradients, matrix_products
 from gatewise.kernels.persistent.sizes import memory
 from gatewise.kernels.persistent.sizes.padding import hidden_of
@@ -49,11 +50,21 @@ class LayerPair:
         outputs: list[Tensor] = [own.y for own in into]
         launch = launches.pair_launch("forward", problem, tokens.batch, layers.lengths is not None, scratch.device)
         width = buffers.exchanged_width(tokens.time, launch.tiling)
-        wide = outputs if size == width else [tokens.new(scratch, width=width) for _ in into]
-        dropped = [] if mask is None else [tokens.new(scratch, width=width)]
+        apart = launch.interleaved or size != width
+
+        def new() -> Tensor:
+            if launch.interleaved:
+                return scratch.new_empty(launch.exchange_shape(1, tokens.time))
+            return tokens.new(scratch, width=width)
+
+        wide = [new() for _ in into] if apart else outputs
+        dropped = [] if mask is None else [new()]
         for buffer in (*wide, *dropped):
             launches.fill_unwritten(buffer)
         passed = dropped[0] if dropped else None
+        h0 = layers.h0.contiguous()
+        if not launch.interleaved:
+            h0 = buffers.with_plain_nan(buffers.pad_columns(h0.flatten(0, 1), scratch), scratch)
         launches.forward_pass(
             launch,
             LayerWeights(layers.weights),
@@ -61,9 +72,9 @@ class LayerPair:
             gates=_addresses(gates),
             y=_addresses(wide),
             y_width=width,
-            unpadded=(None, None) if size == width else _addresses(outputs),
+            unpadded=_addresses(outputs) if apart else (None, None),
             cells=_addresses(cells),
-            h0=buffers.with_plain_nan(buffers.pad_columns(layers.h0.flatten(0, 1), scratch), scratch),
+            h0=h0,
             c0=layers.c0,
             h_n=into[0].h_n,
             c_n=into[0].c_n,
@@ -93,11 +104,13 @@ class LayerPair:
         launch = launches.pair_launch("backward", problem, batch, layers.lengths is not None, scratch.device)
         together = launch.tiling.together
         with scratch.frame(), matrix_products.in_precision_of(problem, layers.x):
-            over = memory.overwrites_gates(problem)
-            new, dy_between, done = _new_gradients(
-                tokens, 0 if over else 2, hidden, launch.tiling.blocks, scratch, layers.x
-            )
-            dgates = gates if over else [new[:1], new[1:]]
+            apart = launch.interleaved
+            over = memory.replaces_gates(problem) if apart else memory.overwrites_gates(problem)
+            polled = 2 if apart or not over else 0
+            exchange, dy_between, done = _new_gradients(launch, tokens, polled, hidden, scratch, layers.x)
+            dgates: Sequence[Tensor] = gates
+            if not over:
+                dgates = (tokens.new(scratch, 2, width=4 * hidden) if apart else exchange).split(1)
             in_place = biases and together == 1
             bias = None if in_place else buffers.new_bias_sums(together, 2, hidden, scratch, 1)[0]
             dh0, dc0 = (scratch.new_empty(layers.c0.shape) if own is None else own for own in (into.h0, into.c0))
@@ -109,6 +122,7 @@ class LayerPair:
                 cells=_addresses(cells),
                 dy=(None, None if above.y is None else above.y.data_ptr()),
                 dgates=_addresses(dgates),
+                exchange=launches.planes(exchange) if apart else (None, None),
                 c0=layers.c0,
                 dh_n=above.h_n,
                 dc_n=above.c_n,
@@ -145,16 +159,19 @@ class LayerPair:
 
 
 def _new_gradients(
-    tokens: Tokens, layers: int, hidden: int, counters: int, scratch: Scratch, like: Tensor
+    launch: Launch, tokens: Tokens, layers: int, hidden: int, scratch: Scratch, like: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return memory for the gradients of so many layers' gate sums and of the first layer's outputs, and counters.
+    """Return memory for what blocks exchange, filled by `fill_unwritten` in one launch.
 
-    All of it is filled by `fill_unwritten` in one launch.
+    These are the gradients of the gate sums of so many layers, those of the first layer's outputs, and counters.
     """
-    values = tokens.time * tokens.batch * hidden * like.element_size()
-    room = buffers.unwritten(like, scratch, layers * 4 * values, values, 2 * counters * torch.int32.itemsize)
-    dgates, between = tokens.new(room, layers, width=4 * hidden), tokens.new(room, width=hidden)
-    return dgates, between, room.new_empty(2, counters, dtype=torch.int32)
+    rows = layers, tokens.time, tokens.batch
+    shape = launch.exchange_shape(layers, tokens.time) if launch.interleaved else (*rows, 4 * hidden)
+    bytes_of_both = [values * like.element_size() for values in (math.prod(shape), math.prod(rows[1:]) * hidden)]
+    counters = 2, launch.tiling.blocks
+    room = buffers.unwritten(like, scratch, *bytes_of_both, math.prod(counters) * torch.int32.itemsize)
+    sums = room.new_empty(shape) if launch.interleaved else tokens.new(room, layers, width=4 * hidden)
+    return sums, tokens.new(room, width=hidden), room.new_empty(counters, dtype=torch.int32)
 
 
 def _survivors(problem: Problem, y: Tensor, mask: Tensor | None, tokens: Tokens, scratch: Scratch) -> Tensor:

@@ -64,20 +64,18 @@ class RowCell:
             matrix_products.input_sums(problem, flat, layer.weights, sums, scratch)
         masks = buffers.masks_of(problem, layer)
         launch = launches.forward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
-        room = tokens, scratch, launch.tiling
-        y, unpadded, h0 = buffers.exchanged(problem, layer, result.y, masks, entered, *room)
+        exchange = buffers.exchange_of(problem, layer, result.y, masks, entered, tokens, scratch, launch)
         if tokens.time > 1:  # or else nothing is exchanged
-            launches.fill_unwritten(y)
-        h0 = buffers.with_plain_nan(buffers.pad_columns(h0.flatten(0, 1), scratch), scratch)
+            launches.fill_unwritten(exchange.states)
         launches.row_forward_pass(
             launch,
             RowWeights(layer.weights, scratch),
             tokens,
             gates=gates,
-            y=y,
-            unpadded=unpadded,
+            y=exchange.states,
+            unpadded=exchange.unpadded,
             kept=kept,
-            h0=h0,
+            h0=exchange.h0,
             c0=layer.c0,
             h_n=result.h_n,
             c_n=result.c_n,

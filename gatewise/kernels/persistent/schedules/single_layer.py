@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from gatewise.contract.saved import OutputGradients, Result
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import buffers, launches
 from gatewise.kernels.persistent.buffers import Entered
-from gatewise.kernels.persistent.launches import LayerWeights, Tokens
+from gatewise.kernels.persistent.launches import Launch, LayerWeights, Tokens
 from gatewise.kernels.persistent.schedules import layer_gradients, matrix_products
 from gatewise.kernels.persistent.sizes import memory
 from gatewise.kernels.persistent.sizes.padding import hidden_of
@@ -108,21 +109,19 @@ class SingleLayer:
             matrix_products.add_to_first_steps(gates, first, layer.lengths)
         masks = buffers.masks_of(problem, layer)
         launch = launches.forward_launch(problem, tokens.batch, directions, layer.lengths is not None, scratch.device)
-        room = tokens, scratch, launch.tiling
-        y, unpadded, h0 = buffers.exchanged(problem, layer, result.y, masks, entered, *room)
+        exchange = buffers.exchange_of(problem, layer, result.y, masks, entered, tokens, scratch, launch)
         if tokens.time > 1 and not launch.tiling.distributed:  # or else nothing is exchanged there
-            launches.fill_unwritten(y)
-        h0 = buffers.with_plain_nan(buffers.pad_columns(h0.flatten(0, 1), scratch), scratch)
+            launches.fill_unwritten(exchange.states)
         launches.forward_pass(
             launch,
             LayerWeights(layer.weights),
             tokens,
             gates=launches.planes(gates),
-            y=launches.columns(y, directions),
-            y_width=y.shape[-1],
-            unpadded=launches.columns(unpadded, directions),
+            y=exchange.places,
+            y_width=exchange.width,
+            unpadded=launches.columns(exchange.unpadded, directions),
             cells=launches.planes(cells),
-            h0=h0,
+            h0=exchange.h0,
             c0=layer.c0,
             h_n=result.h_n,
             c_n=result.c_n,
@@ -178,7 +177,11 @@ def gate_gradients(
     together = launch.tiling.together
     biases = [] if into is None else buffers.bias_gradients_of(problem, into, directions)
     counters = launch.tiling.blocks if biases and together > 1 else 0
-    if memory.overwrites_gates(problem):
+    exchange = None
+    if launch.interleaved:
+        dgates = gates if memory.replaces_gates(problem) else tokens.new(scratch, directions, width=4 * hidden)
+        exchange, done = _new_exchange(launch, directions, tokens.time, counters, scratch, layer.x)
+    elif memory.overwrites_gates(problem):
         dgates, done = gates, buffers.new_counters(directions, counters, scratch)
     elif launch.tiling.distributed:
         dgates = tokens.new(scratch, directions, width=4 * hidden)
@@ -199,6 +202,7 @@ def gate_gradients(
         cells=launches.planes(cells),
         dy=launches.columns(above.y, directions),
         dgates=launches.planes(dgates),
+        exchange=launches.planes(exchange),
         c0=layer.c0,
         dh_n=above.h_n,
         dc_n=above.c_n,
@@ -225,11 +229,26 @@ def _new_gate_gradients(
     tokens: Tokens, directions: int, width: int, counters: int, scratch: Scratch, like: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """Return a tensor [D, T, B, width], and counters [D, counters] if there are any, filled in one launch."""
+    shape = directions, tokens.time, tokens.batch, width
+    return _filled(lambda room: tokens.new(room, directions, width=width), shape, counters, scratch, like)
+
+
+def _new_exchange(
+    launch: Launch, directions: int, time: int, counters: int, scratch: Scratch, like: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Return the exchange of a backward pass, and counters [D, counters] if there are any, filled in one launch."""
+    shape = launch.exchange_shape(directions, time)
+    return _filled(lambda room: room.new_empty(shape), shape, counters, scratch, like)
+
+
+def _filled(
+    new: Callable[[Scratch], Tensor], shape: tuple[int, ...], counters: int, scratch: Scratch, like: Tensor
+) -> tuple[Tensor, Tensor | None]:
     if not counters:
-        return launches.fill_unwritten(tokens.new(scratch, directions, width=width)), None
-    values = directions * tokens.time * tokens.batch * width
-    room = buffers.unwritten(like, scratch, values * like.element_size(), directions * counters * torch.int32.itemsize)
-    return tokens.new(room, directions, width=width), room.new_empty(directions, counters, dtype=torch.int32)
+        return launches.fill_unwritten(new(scratch)), None
+    values, of_counters = math.prod(shape), shape[0] * counters * torch.int32.itemsize
+    room = buffers.unwritten(like, scratch, values * like.element_size(), of_counters)
+    return new(room), room.new_empty(shape[0], counters, dtype=torch.int32)
 
 
 single_layer = SingleLayer()

@@ -17,8 +17,10 @@ from gatewise.contract.problem import Layout, Problem
 from gatewise.kernels.persistent.sizes.exactness import rounds_to_tf32
 from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.segments import Cut, evenly, in_order, mirrored
-from gatewise.kernels.persistent.sizes.step import has_fused_passes
+from gatewise.kernels.persistent.sizes.step import drops_hidden, has_fused_passes
 
+_LEAST_INTERLEAVED_ROWS = {"forward": 2, "backward": 5}  # of a batch; gradients take four times as much memory
+_LEAST_INTERLEAVED_BYTES = 512  # of a batch row
 _COUNTS = (1, 2, 3, 5, 7, 9, 11, 13, 15)  # of segments
 _PARTS_WITH_GATES_KEPT = ((1, 1), (1, 2), (2, 1), (1, 3), (2, 2), (3, 1), (2, 3), (3, 2), (3, 3))  # made again, kept
 _MOST_TRIED = 64  # numbers of steps whose gates are kept
@@ -44,6 +46,31 @@ def overwrites_gates(problem: Problem) -> bool:
     if not has_fused_passes(problem.cell):
         return False
     return rounds_to_tf32(problem) and (problem.rebuilds_gates or not problem.traced)
+
+
+def exchanges_apart(problem: Problem, *, backward: bool) -> bool:
+    """Whether blocks of a pass may exchange values through memory that has no other use.
+
+    The rows are then interleaved, so that loads are whole lines of the cache. Narrow layers gain nothing by it, nor do
+    batches that would leave half of each group of eight rows empty. Checkpointed layers save the memory; recurrent
+    dropout keeps the hidden states that enter the products as they are; gradients in float32 are exchanged in the
+    memory of the gates; and nothing is exchanged in a single step.
+    """
+    if not has_fused_passes(problem.cell) or problem.rebuilds_gates or problem.time == 1:
+        return False
+    if problem.element_bytes == 4 if backward else drops_hidden(problem.cell):
+        return False
+    row = hidden_of(problem.hidden_size) * problem.element_bytes
+    least = _LEAST_INTERLEAVED_ROWS["backward" if backward else "forward"]
+    return problem.batch >= least and row >= _LEAST_INTERLEAVED_BYTES
+
+
+def replaces_gates(problem: Problem) -> bool:
+    """Whether gradients of the gate sums take the place of gates where blocks exchange them through other memory.
+
+    A compiled call may not change what it keeps.
+    """
+    return exchanges_apart(problem, backward=True) and not problem.traced
 
 
 def keeps_matrices(problem: Problem) -> bool:
