@@ -12,9 +12,9 @@
 // Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // SPLIT (1, 2 or 4), ROWS (a multiple of 8), WARPS, EIGHTS, SPANS, RESIDENT, CHUNK and MOST_AHEAD (see product.cuh), BUFFERS (see
 // sequence.cuh), STAGED, SHARED_BYTES; DISTRIBUTED (the BLOCKS of a group of rows are one cluster, and exchange values as in
-// distributed_gradients.cuh); INTERLEAVED (see sequence.cuh); RAGGED (rows have lengths), STACKED; PAUSE (the clock cycles
-// between the stores of a step and the first loads of those of other blocks); RESETS (see episodes.cuh); DTYPE (see
-// numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of masks.cuh.
+// distributed_gradients.cuh); INTERLEAVED and ROWS_BEYOND (see sequence.cuh); RAGGED (rows have lengths), STACKED; PAUSE (the
+// clock cycles between the stores of a step and the first loads of those of other blocks); RESETS (see episodes.cuh); DTYPE
+// (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of masks.cuh.
 #define WIDTH (4 * HIDDEN / SPLIT)
 #define TILES ((SPLIT * UNITS + 15) / 16)
 #define MARKED SCALED
@@ -260,13 +260,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
             if (EARLIER == 2) coming[cell] = load(cell, 1);
         }
 #if !DISTRIBUTED
+#if INTERLEAVED
+        const LanePlaces places(first_row, p.batch, rank * WIDTH);
+#endif
         auto row_at = [&](int row, int step) -> Row {
             // The step visited before; for the blocks between the layers, this step.
             const int after = between ? steps - 1 - step : reverse ? step - 1 : steps - step;
             const bool polled = (between ? step < steps : step > 0 && step <= steps) && (!RAGGED || after < ends.of(row));
 #if INTERLEAVED
             const Value* const gradients = step_of(exchange, polled ? after : 0, p.groups * ROWS * WIDTH_OF_ALL);
-            return {interleaved_row(gradients, first_row, row, rank * WIDTH), polled, polled};
+            const bool loaded = polled && (ROWS_BEYOND < 2 || first_row + (row & ~7) < p.batch);
+            return {places.of(gradients, row), loaded, loaded};
 #else
             const u32 n = min(ends.batch_row(row), p.batch - 1);
             const u32 place = n * (p.row * 4 * HIDDEN) + rank * WIDTH + depth_of(0);

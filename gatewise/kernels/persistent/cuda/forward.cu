@@ -12,10 +12,10 @@
 // Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // SPLIT (1 or 2), ROWS (a multiple of 8), WARPS, EIGHTS, SPANS, RESIDENT, CHUNK and MOST_AHEAD (see product.cuh), BUFFERS (see
 // sequence.cuh), SHARED_BYTES; WARPGROUPS (the product is that of warpgroup_product.cuh); DISTRIBUTED (the BLOCKS of a group of
-// rows are one cluster, and exchange values as in distributed_states.cuh); INTERLEAVED (see sequence.cuh); RAGGED (rows have
-// lengths), STACKED; PAUSE (the clock cycles between the stores of a step and the first loads of those of other blocks); RESETS
-// (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of
-// masks.cuh.
+// rows are one cluster, and exchange values as in distributed_states.cuh); INTERLEAVED and ROWS_BEYOND (see sequence.cuh);
+// RAGGED (rows have lengths), STACKED; PAUSE (the clock cycles between the stores of a step and the first loads of those of
+// other blocks); RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1);
+// with masks, those of masks.cuh.
 #define WIDTH (HIDDEN / SPLIT)
 #define TILES (SPLIT * UNITS / 4)
 #define MARKED 0
@@ -272,12 +272,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
             if (EARLIER == 2) coming[cell] = load(cell, 1);
         }
 #if !DISTRIBUTED
+#if INTERLEAVED
+        const LanePlaces places(first_row, p.batch, rank * WIDTH);
+#endif
         auto row_at = [&](int row, int step) -> Row {
             const int t = reverse ? steps - 1 - step : step, before = between ? t : reverse ? t + 1 : t - 1;
 #if INTERLEAVED
-            const bool polled = step < steps && (!RAGGED || t < ends.of(row));
+            const bool polled = step < steps && (RAGGED ? t < ends.of(row) : ROWS_BEYOND < 2 || first_row + (row & ~7) < p.batch);
             const int from = STACKED && !polled ? 0 : before + y_after;
-            return {interleaved_row(step_of(y, from, y_step_values), first_row, row, rank * WIDTH), polled, polled};
+            return {places.of(step_of(y, from, y_step_values), row), polled, polled};
 #else
             const u32 n = min(ends.batch_row(row), p.batch - 1);
             const bool polled = (between || step > 0) && step < steps && (!RAGGED || max(t, before) < ends.of(row));

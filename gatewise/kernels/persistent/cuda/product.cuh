@@ -204,14 +204,27 @@ __device__ __forceinline__ u32 interleaved_place(u32 first_row, u32 row, u32 val
     return (first_row + (row & ~7u)) * WIDTH_OF_ALL + (row & 7) * SPAN + value / SPAN * (8 * SPAN) + value % SPAN;
 }
 
-// The address of the lane's first value of a row in the exchange of a step, in a depth that begins at `first_value`.
-__device__ __forceinline__ const Value* interleaved_row(const Value* step, u32 first_row, u32 row, u32 first_value) {
-    return common_address(step + interleaved_place(first_row, row & 7, first_value + depth_of(0))) + (row & ~7u) * WIDTH_OF_ALL;
-}
+// Where a lane's first values lie in the exchange of a step, in a depth that begins at `first_value`. In the last eight rows of a
+// group, rows beyond the batch are its last one, so that their loads take nothing.
+struct LanePlaces {
+    u32 first, last;  // in the first and in the last eight rows of the group
+
+    __device__ __forceinline__ LanePlaces(int first_row, int batch, u32 first_value) {
+        const int row = row_of_lane(0), left = batch - 1 - (first_row + ROWS - 8);
+        first = interleaved_place(first_row, row, first_value + depth_of(0));
+        last = interleaved_place(first_row, ROWS - 8 + max(0, min(row, left)), first_value + depth_of(0));
+    }
+
+    // The address of the first value of a row.
+    __device__ __forceinline__ const Value* of(const Value* step, u32 row) const {
+        const u32 eight = row & ~7u;
+        return ROWS_BEYOND && eight == ROWS - 8 ? common_address(step + last) : common_address(step + first) + eight * WIDTH_OF_ALL;
+    }
+};
 #endif
 
 __device__ __forceinline__ uint4 load_span(Row row, int span) {
-    const bool wanted = !RAGGED || row.counted;  // nothing is loaded for rows that have ended
+    const bool wanted = !(RAGGED || ROWS_BEYOND == 2) || row.counted;  // nothing is loaded for rows that have ended
     const bool exists = span < SPANS && (WARPS * SPANS * SPAN <= WIDTH || depth_of(span) < WIDTH);
     return wanted && exists ? load_exchanged(row.data + span * NEXT_SPAN) : make_uint4(0, 0, 0, 0);
 }

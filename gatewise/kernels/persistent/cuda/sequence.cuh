@@ -8,6 +8,10 @@
 #ifndef INTERLEAVED
 #define INTERLEAVED 0
 #endif
+// With INTERLEAVED, how many rows of the last group are beyond the batch: 0 for none, 1 for fewer than eight, 2 for eight or more.
+#ifndef ROWS_BEYOND
+#define ROWS_BEYOND 0
+#endif
 #if WARPGROUPS
 #include "warpgroup_product.cuh"
 #elif DISTRIBUTED

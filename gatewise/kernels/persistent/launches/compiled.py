@@ -140,7 +140,8 @@ def launch_of(
     elif not (pair or chosen.distributed or chosen.warpgroups):
         macros["PAUSE"] = _pause(chosen, interleaved, device)
     if interleaved:
-        macros["INTERLEAVED"] = 1
+        beyond = chosen.groups * chosen.rows - batch
+        macros |= {"INTERLEAVED": 1, "ROWS_BEYOND": (beyond > 0) + (beyond >= 8)}
 
     # The instructions of warpgroups are those of the architecture with the suffix.
     architecture = device.architecture + ("a" if chosen.warpgroups else "")
