@@ -235,7 +235,7 @@ def test_a_step_that_draws_a_coin_on_the_cpu_is_refused(where):
 
         np.random.seed(0)
         run = gatewise.make_graphed_step(step, model, optimizer) if use else step
-        with warnings.catch_warnings(record=True) as warned:
+        with warnings.catch_warnings(record=True, action="always") as warned:
             losses.append(trained(run, given))
     assert losses[0] == losses[1]
     assert run.graphs == 0
