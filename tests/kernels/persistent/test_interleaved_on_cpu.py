@@ -74,6 +74,7 @@ def interleaved(sources):
         ({}, ZONEOUT),
         ({"split": 2}, {"batch": 12, "hidden_size": 48}),
         ({"eights": 2, "rows": 24}, {"batch": 41, "resets": True}),
+        ({"eights": 2, "rows": 24}, {"batch": 33}),
         pytest.param(*({"eights": 3, "rows": 24}, {**TF32, "batch": 22}), marks=pytest.mark.exhaustive),
         pytest.param(*({"split": 2}, {**TF32, "hidden_size": 64}), marks=pytest.mark.exhaustive),
         pytest.param(*({"split": 2}, {"hidden_size": 50, "cell": GRU(), **RAGGED}), marks=pytest.mark.exhaustive),
@@ -106,6 +107,16 @@ def test_layers_in_pairs(monkeypatch, cut, options):
     check(sources, problem, tolerance_of(problem))
     assert sources.launched.count("recurrent_forward") == sources.launched.count("recurrent_backward") == 1
     assert interleaved(sources) == {"forward.cu": True, "backward.cu": problem.dtype != torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("batch", "beyond"), [(48, (0, 0)), (41, (1, 1)), (40, (0, 2)), (33, (0, 2))], ids=["none", "some", "eight", "more"]
+)
+def test_which_rows_beyond_the_batch_are_left_out(cut, batch, beyond):
+    cut(eights=2, rows=24)
+    for make, expected in zip((compiled.forward_launch, compiled.backward_launch), beyond, strict=True):
+        launch = make(PROBLEM.replace(batch=batch), batch, 1, False, DEVICE)
+        assert dict(launch.source[2])["ROWS_BEYOND"] == expected
 
 
 def test_rows_that_begin_and_end_anywhere(cut):

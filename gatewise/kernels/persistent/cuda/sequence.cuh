@@ -8,7 +8,8 @@
 #ifndef INTERLEAVED
 #define INTERLEAVED 0
 #endif
-// With INTERLEAVED, how many rows of the last group are beyond the batch: 0 for none, 1 for fewer than eight, 2 for eight or more.
+// With INTERLEAVED, which rows beyond the batch are not loaded: 0 for none, 1 for those in the last eight rows of the last group, 2
+// also for eight rows of which all are beyond.
 #ifndef ROWS_BEYOND
 #define ROWS_BEYOND 0
 #endif

@@ -140,8 +140,7 @@ def launch_of(
     elif not (pair or chosen.distributed or chosen.warpgroups):
         macros["PAUSE"] = _pause(chosen, interleaved, device)
     if interleaved:
-        beyond = chosen.groups * chosen.rows - batch
-        macros |= {"INTERLEAVED": 1, "ROWS_BEYOND": (beyond > 0) + (beyond >= 8)}
+        macros |= {"INTERLEAVED": 1, "ROWS_BEYOND": _rows_left_out(chosen, batch)}
 
     # The instructions of warpgroups are those of the architecture with the suffix.
     architecture = device.architecture + ("a" if chosen.warpgroups else "")
@@ -151,6 +150,18 @@ def launch_of(
 
     source = file, architecture, tuple(macros.items()), cell
     return Launch(chosen, f"recurrent_{file}", shape, compile_pass, interleaved, source)
+
+
+def _rows_left_out(chosen: Tiling, batch: int) -> int:
+    """Return which interleaved rows beyond a batch are not loaded, as sequence.cuh describes it.
+
+    In forward passes, the condition that leaves out all of eight rows takes longer than to load them
+    (benchmarks/results/interleaved.jsonl).
+    """
+    beyond = chosen.groups * chosen.rows - batch
+    if beyond < 8:
+        return int(beyond > 0)
+    return 2 if chosen.backward else 0
 
 
 def _pause(chosen: Tiling, interleaved: bool, device: Device) -> int:
