@@ -308,15 +308,16 @@ def _loop(problem: Problem, cut: Tiling, device: Device) -> Work:
     if cut.eights > 1:
         # The loads of several groups of rows are in flight together, so that a block waits for fewer of them.
         operand *= ranking.weights(device, "persistent several groups")["loads"]
-    # Blocks add up the statistics of a row when they arrive, and only then go on.
-    longer = ranking.weights(device, "persistent statistics")["exchanges"]
-    statistics = 0.0 if cut.cell_size is None else longer * cut.cell_size.places
+    # Blocks of cells that are not fused exchange hidden states in plain rows. They add up the statistics of a row when they
+    # arrive, and only then go on.
+    each = ranking.weights(device, "persistent statistics")
+    exchanges = 1.0 if cut.cell_size is None else each["states"] + each["exchanges"] * cut.cell_size.places
     flops = steps * 2.0 * 16 * cut.tiles * cut.depth * cut.rows * device.multiprocessors
     if cut.distributed:
         # Blocks of a cluster wait for each other for a shorter time, and send nothing through the cache.
         share = ranking.weights(device, "persistent clusters")["exchanges"]
         return Work(resident_flops=flops, exchanges=round(share * steps))
-    return Work(resident_flops=flops, cached_bytes=steps * operand, exchanges=round(steps * (1 + statistics)))
+    return Work(resident_flops=flops, cached_bytes=steps * operand, exchanges=round(steps * exchanges))
 
 
 def _placed(cut: Tiling) -> str:
