@@ -308,8 +308,8 @@ def _loop(problem: Problem, cut: Tiling, device: Device) -> Work:
     if cut.eights > 1:
         # The loads of several groups of rows are in flight together, so that a block waits for fewer of them.
         operand *= ranking.weights(device, "persistent several groups")["loads"]
-    # Blocks of cells that are not fused exchange hidden states in plain rows. They add up the statistics of a row when they
-    # arrive, and only then go on.
+    # Blocks of cells that are not fused exchange hidden states in plain rows. They add up the statistics of a row when
+    # they arrive, and only then go on.
     each = ranking.weights(device, "persistent statistics")
     exchanges = 1.0 if cut.cell_size is None else each["states"] + each["exchanges"] * cut.cell_size.places
     flops = steps * 2.0 * 16 * cut.tiles * cut.depth * cut.rows * device.multiprocessors

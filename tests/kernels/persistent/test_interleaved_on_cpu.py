@@ -157,9 +157,14 @@ def test_plain_rows_where_interleaved_ones_cost_memory_or_gain_nothing(cut):
     for problem in (PROBLEM.replace(lean=True), PROBLEM.replace(time=1)):
         for backward in (False, True):
             assert not memory.exchanges_apart(problem, backward=backward)
-    assert not memory.exchanges_apart(PROBLEM.replace(**DROPOUT), backward=False)
-    assert memory.exchanges_apart(PROBLEM.replace(**DROPOUT), backward=True)
     assert not memory.exchanges_apart(PROBLEM.replace(**TF32), backward=True)
+
+
+@pytest.mark.parametrize("options", [RAGGED, *exhaustive({"resets": True, "bidirectional": True})], ids=str)
+def test_recurrent_dropout_keeps_the_hidden_states_that_enter_products(cut, options):
+    sources, problem = cut(), PROBLEM.replace(**DROPOUT, **options)
+    check(sources, problem, tolerance_of(problem))
+    assert interleaved(sources) == {"forward.cu": False, "backward.cu": True}
 
 
 def test_gradients_replace_gates_unless_a_call_is_compiled(cut):
