@@ -221,11 +221,11 @@ class Exchange(NamedTuple):
     """The memory through which the blocks of a forward pass exchange hidden states.
 
     Attributes:
-        states: The hidden states, in padded rows.
+        states: The hidden states, from `new_exchange`, or the output itself.
         places: The address of those of each direction.
         width: The number of values of a row.
         unpadded: The output that the pass writes in addition, or None if it is `states`.
-        h0: The initial hidden state that enters the first product [D, B, H], padded unless rows are interleaved.
+        h0: The initial hidden state that enters the first product, from `initial_states`.
     """
 
     states: Tensor
@@ -258,19 +258,29 @@ def exchange_of(
         launch: The pass.
     """
     size, directions, h0, unpadded = problem.hidden_size, problem.num_directions, layer.h0, y
-    width = exchanged_width(tokens.time, launch.tiling)
-    if launch.interleaved:
-        states = scratch.new_empty(launch.exchange_shape(directions, tokens.time))
-        return Exchange(states, launches.planes(states), width, y, h0.contiguous())
     if masks is not None and masks.kept is not None:
         states, h0 = entered or new_entered(problem, scratch, tokens)
         torch.mul(layer.h0, masks.kept, out=h0).mul_(masks.scale)
-    elif size != width:
-        states = tokens.new(scratch, width=directions * width)
+    elif launch.interleaved or size != exchanged_width(tokens.time, launch.tiling):
+        states = new_exchange(launch, directions, tokens, scratch)
     else:
         states, unpadded = y, None
-    h0 = with_plain_nan(pad_columns(h0.flatten(0, 1), scratch), scratch)
-    return Exchange(states, launches.columns(states, directions), states.shape[-1], unpadded, h0)
+    places = launches.planes(states) if launch.interleaved else launches.columns(states, directions)
+    return Exchange(states, places, states.shape[-1], unpadded, initial_states(launch, h0, scratch))
+
+
+def new_exchange(launch: Launch, directions: int, tokens: Tokens, scratch: Scratch) -> Tensor:
+    """Return uninitialised memory for the hidden states that blocks exchange: interleaved, or tokens in padded rows."""
+    if launch.interleaved:
+        return scratch.new_empty(launch.exchange_shape(directions, tokens.time))
+    return tokens.new(scratch, width=directions * exchanged_width(tokens.time, launch.tiling))
+
+
+def initial_states(launch: Launch, h0: Tensor, scratch: Scratch) -> Tensor:
+    """Return the initial hidden states [D, B, H] as a pass reads them: padded, unless rows are interleaved."""
+    if launch.interleaved:
+        return h0.contiguous()
+    return with_plain_nan(pad_columns(h0.flatten(0, 1), scratch), scratch)
 
 
 def exchanged_width(time: int, tiling: Tiling) -> int:

@@ -29,11 +29,11 @@ from gatewise.kernels.persistent.sizes.free_multiprocessors import device_of_pas
 from gatewise.kernels.persistent.sizes.gradients import factor_widths
 from gatewise.kernels.persistent.sizes.memory import (
     copies_states,
+    exchanges_apart,
     is_laid_out,
     lean_cut,
     lean_forward_pieces,
     overwrites_gates,
-    replaces_gates,
 )
 from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.step import carries_hidden, drops_hidden, has_fused_passes, macros_of
@@ -68,7 +68,7 @@ class _Persistent:
     def single_use(self, problem: Problem) -> bool:
         if problem.rebuilds_gates:
             return lean_cut(problem).kept_steps > 0  # gates that are made again take the place of kept ones
-        return overwrites_gates(problem) or replaces_gates(problem)
+        return overwrites_gates(problem) or exchanges_apart(problem, backward=True)
 
     def factor_widths(self, problem: Problem) -> tuple[int, ...]:
         return factor_widths(problem)

@@ -122,6 +122,7 @@ def test_which_gradients_take_the_place_of_gates():
         assert not persistent.single_use(problem.replace(**other))
     wide = problem.replace(dtype=torch.bfloat16, hidden_size=264)  # whose blocks exchange gradients elsewhere
     assert persistent.single_use(wide)
+    assert not persistent.single_use(wide.replace(hidden_size=256))  # in clusters
     assert not persistent.single_use(wide.replace(traced=True))
     apart = persistent.workspace_bytes(problem.replace(allow_tf32=False), H200)
     assert persistent.workspace_bytes(problem, H200) == apart - 4 * (4 * 40 * 4 * 256)

@@ -278,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
         auto row_at = [&](int row, int step) -> Row {
             const int t = reverse ? steps - 1 - step : step, before = between ? t : reverse ? t + 1 : t - 1;
 #if INTERLEAVED
-            const bool polled = step < steps && (RAGGED ? t < ends.of(row) : ROWS_BEYOND < 2 || first_row + (row & ~7) < p.batch);
+            const bool polled = step < steps && (!RAGGED || t < ends.of(row));
             const int from = STACKED && !polled ? 0 : before + y_after;
             return {places.of(step_of(y, from, y_step_values), row), polled, polled};
 #else

@@ -8,8 +8,8 @@
 #ifndef INTERLEAVED
 #define INTERLEAVED 0
 #endif
-// With INTERLEAVED, which rows beyond the batch are not loaded: 0 for none, 1 for those in the last eight rows of the last group, 2
-// also for eight rows of which all are beyond.
+// With INTERLEAVED, which rows beyond the batch are not loaded: 0 for none, 1 for those in the last eight rows of the last group,
+// in backward passes 2 also for eight rows of which all are beyond. Rows with lengths need none of it.
 #ifndef ROWS_BEYOND
 #define ROWS_BEYOND 0
 #endif

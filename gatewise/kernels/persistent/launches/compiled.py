@@ -140,7 +140,7 @@ def launch_of(
     elif not (pair or chosen.distributed or chosen.warpgroups):
         macros["PAUSE"] = _pause(chosen, interleaved, device)
     if interleaved:
-        macros |= {"INTERLEAVED": 1, "ROWS_BEYOND": _rows_left_out(chosen, batch)}
+        macros |= {"INTERLEAVED": 1, "ROWS_BEYOND": 0 if ragged else _rows_left_out(chosen, batch)}
 
     # The instructions of warpgroups are those of the architecture with the suffix.
     architecture = device.architecture + ("a" if chosen.warpgroups else "")
@@ -155,8 +155,8 @@ def launch_of(
 def _rows_left_out(chosen: Tiling, batch: int) -> int:
     """Return which interleaved rows beyond a batch are not loaded, as sequence.cuh describes it.
 
-    In forward passes, the condition that leaves out all of eight rows takes longer than to load them
-    (benchmarks/results/interleaved.jsonl).
+    Where rows have lengths, none of these is loaded in any case. In forward passes, the condition that leaves out all
+    of eight rows takes longer than to load them (benchmarks/results/interleaved.jsonl).
     """
     beyond = chosen.groups * chosen.rows - batch
     if beyond < 8:

@@ -99,7 +99,7 @@ class BetweenLayers(NamedTuple):
     Attributes:
         w_ih: The input weights of the second layer, contiguous.
         passed: Memory for what passes from one layer to the other, filled by `fill_unwritten`: in the forward pass the
-            outputs of the first layer after dropout [tokens, y_width], or None without dropout; in the backward pass
+            outputs of the first layer after dropout, of the shape of `y`, or None without dropout; in the backward pass
             the gradients of its outputs [tokens, H].
         mask: The dropout mask [T, B, H], H not padded and its rows contiguous, or None.
         scale: The factor of the outputs that survive dropout.
@@ -149,10 +149,11 @@ def forward_pass(
         gates: The products of the input and the input weights [tokens, 4H], which the kept gates replace.
         y: The hidden states [tokens, y_width], filled by `fill_unwritten` unless the tiling is `distributed`; if the
             launch is `interleaved`, they have `Launch.exchange_shape`.
-        y_width: The number of values of a token in `y`, of all directions: D*H, H padded, or more.
-        unpadded: The outputs without padding [tokens, D*H], or none where nothing is padded.
+        y_width: The number of values of a token in `y`, of all directions: D*H, H padded, or more; not read if the
+            launch is `interleaved`.
+        unpadded: The outputs without padding [tokens, D*H], or none where they are `y`.
         cells: The cell states [tokens, H], or none if they are not kept.
-        h0: The hidden state before the first step [D, B, H], H padded, contiguous.
+        h0: The hidden state before the first step [D, B, H], H padded unless the launch is `interleaved`, contiguous.
         c0: The cell state before the first step [D, B, H], contiguous.
         h_n: The hidden state after the last step, contiguous.
         c_n: The cell state after the last step, contiguous.
@@ -238,7 +239,7 @@ def backward_pass(
         cells: The kept cell states [tokens, H].
         dy: The gradients of the outputs [tokens, D*H], H not padded, or none.
         dgates: Memory for the gradients of the gate sums [tokens, 4H], filled by `fill_unwritten` unless the tiling is
-            `distributed` or the launch `interleaved`; or the memory of `gates`, see `memory.overwrites_gates`.
+            `distributed`; or the memory of `gates`, see `memory.overwrites_gates` and `memory.exchanges_apart`.
         exchange: Memory of `Launch.exchange_shape` in which blocks exchange these gradients, filled by
             `fill_unwritten`; none unless the launch is `interleaved`.
         c0: The cell state before the first step [D, B, H], not padded, as all states here.

@@ -51,20 +51,11 @@ class LayerPair:
         launch = launches.pair_launch("forward", problem, tokens.batch, layers.lengths is not None, scratch.device)
         width = buffers.exchanged_width(tokens.time, launch.tiling)
         apart = launch.interleaved or size != width
-
-        def new() -> Tensor:
-            if launch.interleaved:
-                return scratch.new_empty(launch.exchange_shape(1, tokens.time))
-            return tokens.new(scratch, width=width)
-
-        wide = [new() for _ in into] if apart else outputs
-        dropped = [] if mask is None else [new()]
+        wide = [buffers.new_exchange(launch, 1, tokens, scratch) for _ in into] if apart else outputs
+        dropped = [] if mask is None else [buffers.new_exchange(launch, 1, tokens, scratch)]
         for buffer in (*wide, *dropped):
             launches.fill_unwritten(buffer)
         passed = dropped[0] if dropped else None
-        h0 = layers.h0.contiguous()
-        if not launch.interleaved:
-            h0 = buffers.with_plain_nan(buffers.pad_columns(h0.flatten(0, 1), scratch), scratch)
         launches.forward_pass(
             launch,
             LayerWeights(layers.weights),
@@ -74,7 +65,7 @@ class LayerPair:
             y_width=width,
             unpadded=_addresses(outputs) if apart else (None, None),
             cells=_addresses(cells),
-            h0=h0,
+            h0=buffers.initial_states(launch, layers.h0, scratch),
             c0=layers.c0,
             h_n=into[0].h_n,
             c_n=into[0].c_n,
@@ -104,13 +95,9 @@ class LayerPair:
         launch = launches.pair_launch("backward", problem, batch, layers.lengths is not None, scratch.device)
         together = launch.tiling.together
         with scratch.frame(), matrix_products.in_precision_of(problem, layers.x):
-            apart = launch.interleaved
-            over = memory.replaces_gates(problem) if apart else memory.overwrites_gates(problem)
-            polled = 2 if apart or not over else 0
-            exchange, dy_between, done = _new_gradients(launch, tokens, polled, hidden, scratch, layers.x)
-            dgates: Sequence[Tensor] = gates
-            if not over:
-                dgates = (tokens.new(scratch, 2, width=4 * hidden) if apart else exchange).split(1)
+            apart, marked = launch.interleaved, memory.overwrites_gates(problem)
+            exchange, dy_between, done = _new_gradients(launch, tokens, 0 if marked else 2, hidden, scratch, layers.x)
+            dgates = gates if apart or marked else exchange.split(1)
             in_place = biases and together == 1
             bias = None if in_place else buffers.new_bias_sums(together, 2, hidden, scratch, 1)[0]
             dh0, dc0 = (scratch.new_empty(layers.c0.shape) if own is None else own for own in (into.h0, into.c0))

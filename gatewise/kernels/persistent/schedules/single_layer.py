@@ -179,7 +179,7 @@ def gate_gradients(
     counters = launch.tiling.blocks if biases and together > 1 else 0
     exchange = None
     if launch.interleaved:
-        dgates = gates if memory.replaces_gates(problem) else tokens.new(scratch, directions, width=4 * hidden)
+        dgates = gates
         exchange, done = _new_exchange(launch, directions, tokens.time, counters, scratch, layer.x)
     elif memory.overwrites_gates(problem):
         dgates, done = gates, buffers.new_counters(directions, counters, scratch)

@@ -19,8 +19,9 @@ from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.segments import Cut, evenly, in_order, mirrored
 from gatewise.kernels.persistent.sizes.step import drops_hidden, has_fused_passes
 
-_LEAST_INTERLEAVED_ROWS = {"forward": 2, "backward": 5}  # of a batch; gradients take four times as much memory
-_LEAST_INTERLEAVED_BYTES = 512  # of a batch row
+# Rows of a batch, and bytes of a hidden state: gradients take four times as much memory, and those of up to 256 units
+# are exchanged in clusters.
+_LEAST_INTERLEAVED = {"forward": (2, 512), "backward": (5, 528)}
 _COUNTS = (1, 2, 3, 5, 7, 9, 11, 13, 15)  # of segments
 _PARTS_WITH_GATES_KEPT = ((1, 1), (1, 2), (2, 1), (1, 3), (2, 2), (3, 1), (2, 3), (3, 2), (3, 3))  # made again, kept
 _MOST_TRIED = 64  # numbers of steps whose gates are kept
@@ -38,10 +39,11 @@ def is_laid_out(problem: Problem) -> bool:
 
 
 def overwrites_gates(problem: Problem) -> bool:
-    """Whether the backward pass writes the gradients of the gate sums over the gates.
+    """Whether blocks exchange the gradients of the gate sums in the memory of the gates, which they overwrite.
 
     The gradients are their own signal that they have arrived, so that must tell them from gates: by the last place of
-    numbers that are rounded to TF32, which is free. A compiled call may not change what it keeps.
+    numbers that are rounded to TF32, which is free. A compiled call may not change what it keeps. Other gradients
+    overwrite gates, too, where blocks exchange them elsewhere, as `exchanges_apart` says.
     """
     if not has_fused_passes(problem.cell):
         return False
@@ -51,26 +53,19 @@ def overwrites_gates(problem: Problem) -> bool:
 def exchanges_apart(problem: Problem, *, backward: bool) -> bool:
     """Whether blocks of a pass may exchange values through memory that has no other use.
 
-    The rows are then interleaved, so that loads are whole lines of the cache. Narrow layers gain nothing by it, nor do
-    batches that would leave half of each group of eight rows empty. Checkpointed layers save the memory; recurrent
-    dropout keeps the hidden states that enter the products as they are; gradients in float32 are exchanged in the
-    memory of the gates; and nothing is exchanged in a single step.
+    The rows are then interleaved, so that loads are whole lines of the cache, and gradients are written over the gates
+    in addition. Nothing is exchanged in a single step. Narrow layers gain nothing, and small batches would take too
+    much memory: there are whole groups of eight rows. Lean calls save the memory. In forward passes, recurrent dropout
+    keeps the hidden states that enter the products as they are. In backward passes, gradients in float32 are exchanged
+    in the memory of the gates, and a compiled call may not change what it keeps.
     """
-    if not has_fused_passes(problem.cell) or problem.rebuilds_gates or problem.time == 1:
+    if not has_fused_passes(problem.cell) or problem.lean or problem.time == 1:
         return False
-    if problem.element_bytes == 4 if backward else drops_hidden(problem.cell):
+    if problem.element_bytes == 4 or problem.traced if backward else drops_hidden(problem.cell):
         return False
     row = hidden_of(problem.hidden_size) * problem.element_bytes
-    least = _LEAST_INTERLEAVED_ROWS["backward" if backward else "forward"]
-    return problem.batch >= least and row >= _LEAST_INTERLEAVED_BYTES
-
-
-def replaces_gates(problem: Problem) -> bool:
-    """Whether gradients of the gate sums take the place of gates where blocks exchange them through other memory.
-
-    A compiled call may not change what it keeps.
-    """
-    return exchanges_apart(problem, backward=True) and not problem.traced
+    rows, least = _LEAST_INTERLEAVED["backward" if backward else "forward"]
+    return problem.batch >= rows and row >= least
 
 
 def keeps_matrices(problem: Problem) -> bool:
