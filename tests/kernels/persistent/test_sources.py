@@ -181,7 +181,7 @@ def with_masks(cell, **options):
 )
 def test_compiles_with_masks(name, architecture, value_bytes, ragged, cell):
     device, size = Device.named(ARCHITECTURES[architecture]), cell_size_of(cell, backward=name == "backward")
-    cut = tiling(72, 20, 2, device, name == "backward", value_bytes, cell_size=size)
+    cut = tiling(72, 20, 2, device, name == "backward", value_bytes, cell_size=size, masked=True)
     assert cut is not None
     _, taken = compiled_with_masks(name, architecture, cut, cell, ragged=ragged, resets=ragged)
     assert taken.registers <= 255
@@ -208,7 +208,7 @@ def test_next_to_nothing_spills_with_masks(name, size, value_bytes, options):
     _, taken = compiled_with_masks(name, "sm_90", cut, with_masks(LSTM(), **options), ragged=False)
     assert taken.registers >= cut.weight_registers
     if nvrtc_version() >= (13, 0):  # 56 with NVRTC 12.4, at 1500 units backward
-        assert taken.spilled_bytes <= (48 if size == (1500, 20) else 24)
+        assert taken.spilled_bytes <= (60 if size == (1500, 20) else 24)
 
 
 @pytest.mark.parametrize("cell", [GRU(), LayerNormLSTM()], ids=lambda cell: cell.name)
