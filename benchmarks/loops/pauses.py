@@ -80,16 +80,16 @@ def drawn(count: int, seed: int, precision: Precision, device: Device) -> list[s
 @contextlib.contextmanager
 def forced(pause: str | int) -> Iterator[None]:
     """Have passes launched with a pause of so many clock cycles, as they are chosen, or with plain rows."""
-    chosen, apart = compiled._pause, memory.exchanges_apart
+    chosen, apart = compiled._pause, memory.interleaves_rows
     if pause == _PLAIN:
-        memory.exchanges_apart = lambda problem, *, backward: False
+        memory.interleaves_rows = lambda problem, *, backward: False
     elif pause != _CHOSEN:
         compiled._pause = lambda cut, interleaved, device: int(pause)
     compiled.launch_of.cache_clear()
     try:
         yield
     finally:
-        compiled._pause, memory.exchanges_apart = chosen, apart
+        compiled._pause, memory.interleaves_rows = chosen, apart
         compiled.launch_of.cache_clear()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.loops.above_floor import PARTS
+from benchmarks.loops.above_floor import CASES, PARTS
 from gatewise.kernels.persistent.launches.auxiliary import AT_ONCE
 
 ROOT = Path(__file__).parents[2]
@@ -15,6 +15,7 @@ PAGE = (ROOT / "docs/kernel-internals.md").read_text("utf-8")
 TEXT = " ".join(PAGE.split())
 MODES = "bf16", "fp16"
 STEPWISE = ("50-256-1024", "50-512-1024", "100-64-2048")  # in a CUDA graph these run on the kernel `stepwise`
+WARPGROUPS = "nmt_encoder", "50-256-512"  # whose forward passes multiply by warpgroups
 EXCHANGE, PRODUCTS = ("arrival", "stores and next loads"), ("products",)
 
 
@@ -63,7 +64,22 @@ def test_float16_beside_bfloat16():
     then = max(row["date"] for row in measured("fp16").values())  # some rows in bfloat16 are newer
     times = {dtype: {case: row["us_a_step"]["all"] for case, row in measured(dtype, then).items()} for dtype in MODES}
     ratios = [times["fp16"][case] / time for case, time in times["bf16"].items()]
-    assert f"In float16 a step took {min(ratios):.2f} to {max(ratios):.2f} of the time in bfloat16 before" in TEXT
+    told = f"in float16 a step took {min(ratios):.2f} to {max(ratios):.2f} of the time in bfloat16 before"
+    assert f"Before rows were interleaved, {told}" in TEXT
+
+
+def test_parts_of_the_loops_by_size():
+    found = {row["case"]: row["loops"] for row in rows()}
+    sizes = {case: CASES[case].hidden_size for case in found}
+    narrow = [loops for case, loops in found.items() if sizes[case] <= 650 and case not in WARPGROUPS]
+    exchange = [sum(loops["forward"].get(part, 0) for part in EXCHANGE) for loops in narrow]
+    of_all = [int(shares(loops["forward"]).split(" / ")[0]) for loops in narrow]
+    assert f"{min(of_all)} to {max(of_all)} % of the forward loop is the exchange" in TEXT
+    assert f"{round(min(exchange), -2):,} to {round(max(exchange), -2):,} clock cycles a step" in TEXT
+    wide = [shares(loops[name]) for case, loops in found.items() if sizes[case] >= 1024 for name in loops]
+    exchange, products = zip(*[map(int, each.split(" / ")[:2]) for each in wide], strict=True)
+    assert f"products take {min(products)} to {max(products)} % of a loop" in TEXT
+    assert f"and the exchange {min(exchange)} to {max(exchange)} %" in TEXT
 
 
 def test_halved_factors_of_the_large_language_model():

@@ -221,9 +221,10 @@ class Exchange(NamedTuple):
     """The memory through which the blocks of a forward pass exchange hidden states.
 
     Attributes:
-        states: The hidden states, from `new_exchange`, or the output itself.
+        states: The hidden states: from `new_exchange`; or the output itself; or, with recurrent dropout, the states of
+            `Entered`.
         places: The address of those of each direction.
-        width: The number of values of a row.
+        width: The number of values of a token, of all directions; if rows are interleaved, those of one direction.
         unpadded: The output that the pass writes in addition, or None if it is `states`.
         h0: The initial hidden state that enters the first product, from `initial_states`.
     """
@@ -277,7 +278,11 @@ def new_exchange(launch: Launch, directions: int, tokens: Tokens, scratch: Scrat
 
 
 def initial_states(launch: Launch, h0: Tensor, scratch: Scratch) -> Tensor:
-    """Return the initial hidden states [D, B, H] as a pass reads them: padded, unless rows are interleaved."""
+    """Return initial hidden states h0 [D, B, H] as a pass reads them.
+
+    They are contiguous if rows are interleaved. Otherwise they are [D * B, H padded], and every NaN of float32 has the
+    same bits.
+    """
     if launch.interleaved:
         return h0.contiguous()
     return with_plain_nan(pad_columns(h0.flatten(0, 1), scratch), scratch)

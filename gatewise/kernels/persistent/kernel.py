@@ -29,11 +29,11 @@ from gatewise.kernels.persistent.sizes.free_multiprocessors import device_of_pas
 from gatewise.kernels.persistent.sizes.gradients import factor_widths
 from gatewise.kernels.persistent.sizes.memory import (
     copies_states,
-    exchanges_apart,
+    exchanges_in_gates,
+    interleaves_rows,
     is_laid_out,
     lean_cut,
     lean_forward_pieces,
-    overwrites_gates,
 )
 from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.step import carries_hidden, drops_hidden, has_fused_passes, macros_of
@@ -68,7 +68,7 @@ class _Persistent:
     def single_use(self, problem: Problem) -> bool:
         if problem.rebuilds_gates:
             return lean_cut(problem).kept_steps > 0  # gates that are made again take the place of kept ones
-        return overwrites_gates(problem) or exchanges_apart(problem, backward=True)
+        return exchanges_in_gates(problem) or interleaves_rows(problem, backward=True)
 
     def factor_widths(self, problem: Problem) -> tuple[int, ...]:
         return factor_widths(problem)
@@ -99,7 +99,7 @@ class _Persistent:
         recurrent = 2.0 * layers * tokens * problem.gate_rows * problem.state_size
         # Planes around the loops; four less where gradients have no memory of their own that had to be filled. In
         # clusters nothing is filled, which the measured share of an exchange takes into account.
-        around = 9.0 if not problem.needs_grad else 26.0 if overwrites_gates(problem) else 30.0
+        around = 9.0 if not problem.needs_grad else 26.0 if exchanges_in_gates(problem) else 30.0
         around += _planes_of_cell(problem)
         between = 2.0 * pairs * tokens * problem.gate_rows * problem.state_size  # made in the loop, too
         products = passes * problem.matmul_flops - (2 if problem.needs_grad else 1) * recurrent - between

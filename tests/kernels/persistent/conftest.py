@@ -41,7 +41,7 @@ def cut(monkeypatch):
 @pytest.fixture
 def overwritten(monkeypatch):
     """Have gradients of gate sums take the gates' place, as in TF32."""
-    monkeypatch.setattr(memory, "overwrites_gates", lambda problem: True)
+    monkeypatch.setattr(memory, "exchanges_in_gates", lambda problem: True)
     _forget()
     yield
     _forget()

@@ -194,7 +194,7 @@ def test_the_same_bits_wherever_gradients_are(choose, monkeypatch, traced):
     above = testing.make_gradients(problem, inputs)
     first = persistent.backward(problem, inputs, persistent.forward(problem, inputs), above, Needs())
     if not traced:
-        monkeypatch.setattr(memory, "overwrites_gates", lambda problem: False)
+        monkeypatch.setattr(memory, "exchanges_in_gates", lambda problem: False)
     _forget()
     problem = problem.replace(traced=traced)
     result = persistent.forward(problem, inputs)

@@ -116,7 +116,7 @@ def test_which_rows_beyond_the_batch_are_left_out(cut, batch, beyond):
     cut(eights=2, rows=24)
     for make, expected in zip((compiled.forward_launch, compiled.backward_launch), beyond, strict=True):
         launch = make(PROBLEM.replace(batch=batch), batch, 1, False, DEVICE)
-        assert dict(launch.source[2])["ROWS_BEYOND"] == expected
+        assert dict(launch.source[2])["SKIPPED_BEYOND"] == expected
 
 
 def test_rows_that_begin_and_end_anywhere(cut):
@@ -156,8 +156,8 @@ def test_plain_rows_where_interleaved_ones_cost_memory_or_gain_nothing(cut):
         assert list(interleaved(sources).values()) == of_passes
     for problem in (PROBLEM.replace(lean=True), PROBLEM.replace(lean=True, needs_grad=False), PROBLEM.replace(time=1)):
         for backward in (False, True):
-            assert not memory.exchanges_apart(problem, backward=backward)
-    assert not memory.exchanges_apart(PROBLEM.replace(**TF32), backward=True)
+            assert not memory.interleaves_rows(problem, backward=backward)
+    assert not memory.interleaves_rows(PROBLEM.replace(**TF32), backward=True)
 
 
 @pytest.mark.parametrize("options", [RAGGED, *exhaustive({"resets": True, "bidirectional": True})], ids=str)

@@ -53,7 +53,7 @@ def test_the_same_bits_as_in_memory_of_their_own(name, monkeypatch):
     found = persistent.backward(problem, inputs, before, above, Needs())
     assert any(not torch.equal(old, new) for old, new in zip(untouched, before.kept, strict=True))
     replay._replays.cache_clear()
-    monkeypatch.setattr(memory, "overwrites_gates", lambda problem: False)
+    monkeypatch.setattr(memory, "exchanges_in_gates", lambda problem: False)
     result = persistent.forward(problem, inputs)
     kept = [tensor.clone() for tensor in result.kept]
     apart = persistent.backward(problem, inputs, result, above, Needs())

@@ -12,7 +12,7 @@
 // Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // SPLIT (1, 2 or 4), ROWS (a multiple of 8), WARPS, EIGHTS, SPANS, RESIDENT, CHUNK and MOST_AHEAD (see product.cuh), BUFFERS (see
 // sequence.cuh), STAGED, SHARED_BYTES; DISTRIBUTED (the BLOCKS of a group of rows are one cluster, and exchange values as in
-// distributed_gradients.cuh); INTERLEAVED and ROWS_BEYOND (see sequence.cuh); RAGGED (rows have lengths), STACKED; PAUSE (the
+// distributed_gradients.cuh); INTERLEAVED and SKIPPED_BEYOND (see sequence.cuh); RAGGED (rows have lengths), STACKED; PAUSE (the
 // clock cycles between the stores of a step and the first loads of those of other blocks); RESETS (see episodes.cuh); DTYPE
 // (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1); with masks, those of masks.cuh.
 #define WIDTH (4 * HIDDEN / SPLIT)
@@ -48,7 +48,7 @@ static_assert(BUFFERS * WARPS * PARTIAL_FLOATS >= ROWS * UNITS * 4, "the gradien
 #endif
 
 #if INTERLEAVED && (DISTRIBUTED || VALUE_BYTES == 4)
-#error "interleaved rows have memory of their own, and are 16 bits"
+#error "INTERLEAVED excludes DISTRIBUTED and float32"
 #endif
 
 // Arrays of two pointers are for the two directions, with STACKED for the two layers of a pair; then D is 2 in the shapes of
@@ -59,8 +59,8 @@ struct Backward {
     const Value* gates[2];    // [tokens, 4H]: the kept gates
     const Value* cells[2];    // [tokens, H]: the kept states
     const Value* dy[2];       // [tokens, D * SIZE], or null for zeros
-    Value* dgates[2];         // [tokens, 4H], all bits 1 beforehand unless DISTRIBUTED or INTERLEAVED; it may be `gates` if MARKED or INTERLEAVED
-    Value* exchange[2];       // [time, groups * ROWS, 4H], all bits 1 beforehand: the same gradients for other blocks, those of a unit side by side; used only with INTERLEAVED
+    Value* dgates[2];         // [tokens, 4H]: with INTERLEAVED, and if MARKED perhaps, `gates` itself; otherwise all bits 1 beforehand unless DISTRIBUTED
+    Value* exchange[2];       // [time, groups * ROWS / 8, 4H / SPAN, 8, SPAN], all bits 1 beforehand: the same gradients for other blocks, those of a unit side by side; used only with INTERLEAVED
     const Value* c0;          // [D, B, SIZE]
     const Value* dh_n;        // [D, B, SIZE], or null for zeros
     const Value* dc_n;        // [D, B, SIZE], or null for zeros; not read if CARRIES_HIDDEN
@@ -268,8 +268,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
             const int after = between ? steps - 1 - step : reverse ? step - 1 : steps - step;
             const bool polled = (between ? step < steps : step > 0 && step <= steps) && (!RAGGED || after < ends.of(row));
 #if INTERLEAVED
-            const Value* const gradients = step_of(exchange, polled ? after : 0, p.groups * ROWS * WIDTH_OF_ALL);
-            const bool loaded = polled && (ROWS_BEYOND < 2 || first_row + (row & ~7) < p.batch);
+            const Value* const gradients = step_of(exchange, polled ? after : 0, p.groups * ROWS * EXCHANGED_WIDTH);
+            const bool loaded = polled && (SKIPPED_BEYOND < 2 || first_row + (row & ~7) < p.batch);
             return {places.of(gradients, row), loaded, loaded};
 #else
             const u32 n = min(ends.batch_row(row), p.batch - 1);
@@ -430,9 +430,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
                 own_gradients.keep(step, at.row, at.unit, grads[cell]);
 #elif INTERLEAVED
                 grads[cell] = active ? narrowed(grad) : four_zeros();
-                // Rows beyond the batch are loaded, too, unless rows have lengths.
+                // Rows beyond the batch are stored, too, as in the forward pass.
                 const bool stores = RAGGED ? active : at.exists && has_place(first_unit + at.unit) && step < steps;
-                if (stores) store_exchanged(step_of(exchange, t, p.groups * ROWS * WIDTH_OF_ALL) + interleaved_place(first_row, at.row, 4 * (first_unit + at.unit)), grads[cell]);
+                if (stores) store_exchanged(step_of(exchange, t, p.groups * ROWS * EXCHANGED_WIDTH) + interleaved_place(first_row, at.row, 4 * (first_unit + at.unit)), grads[cell]);
 #else
                 grads[cell] = exchanged(grad, active);
 #endif

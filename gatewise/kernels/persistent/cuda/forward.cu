@@ -12,7 +12,7 @@
 // Compile-time constants (the tiling, see tiling.py): SIZE (H), HIDDEN (H padded to a multiple of 8), UNITS (a multiple of 4),
 // SPLIT (1 or 2), ROWS (a multiple of 8), WARPS, EIGHTS, SPANS, RESIDENT, CHUNK and MOST_AHEAD (see product.cuh), BUFFERS (see
 // sequence.cuh), SHARED_BYTES; WARPGROUPS (the product is that of warpgroup_product.cuh); DISTRIBUTED (the BLOCKS of a group of
-// rows are one cluster, and exchange values as in distributed_states.cuh); INTERLEAVED and ROWS_BEYOND (see sequence.cuh);
+// rows are one cluster, and exchange values as in distributed_states.cuh); INTERLEAVED and SKIPPED_BEYOND (see sequence.cuh);
 // RAGGED (rows have lengths), STACKED; PAUSE (the clock cycles between the stores of a step and the first loads of those of
 // other blocks); RESETS (see episodes.cuh); DTYPE (see numbers.cuh), EXACT (see matrix.cuh), ONE_ROW (the batch size is 1);
 // with masks, those of masks.cuh.
@@ -38,7 +38,7 @@ struct Forward {
     const Value* weights[2];    // [GATES * SIZE, SIZE]
     const Value* bias_ih[2];    // [GATES * SIZE], or null
     const Value* bias_hh[2];
-    Value* y[2];                // [tokens, y_width], all bits 1 beforehand unless DISTRIBUTED or of a single step: the outputs, padded; with DROPS_HIDDEN as they enter the product; with INTERLEAVED [time + 1, groups * ROWS, y_width]
+    Value* y[2];                // [tokens, y_width], all bits 1 beforehand unless DISTRIBUTED or of a single step: the outputs, padded; with DROPS_HIDDEN as they enter the product; with INTERLEAVED the states before the first step and after each, [time + 1, groups * ROWS / 8, y_width / SPAN, 8, SPAN]
     Value* unpadded[2];         // [tokens, D * SIZE]: the outputs without padding, or null, but not with DROPS_HIDDEN or INTERLEAVED
     Value* cells[2];            // [tokens, H]: the state c of every step, kept for the backward pass, or null
     const Value* h0;            // [D, B, H], with INTERLEAVED [D, B, SIZE]; with DROPS_HIDDEN as it enters the product
@@ -76,7 +76,7 @@ static_assert(SPLIT == 1 || (WIDTH * sizeof(Value) % 16 == 0 && WIDTH * SPLIT ==
 static_assert(SPLIT == 1 || !STACKED, "blocks of layers in pairs share no depth");
 static_assert(!WITH_MASKS || !STACKED, "layers with masks are computed one by one");
 #if INTERLEAVED && (DISTRIBUTED || WARPGROUPS || DROPS_HIDDEN)
-#error "interleaved rows have memory of their own, and are loaded span by span"
+#error "INTERLEAVED excludes DISTRIBUTED, WARPGROUPS and DROPS_HIDDEN"
 #endif
 #if WARPGROUPS
 constexpr int MOST_STATIC_BYTES = 2048;  // that tilings leave of a block's memory
@@ -147,7 +147,7 @@ __device__ __forceinline__ void store_initial_states(const Forward& p, Value* co
             if (!at.exists || !has_place(unit) || threadIdx.x % VALUES_PER_WORD) continue;
             int step = 0;
             if (reverse) step = RAGGED ? (int)max((i64)0, min((i64)p.time, p.lengths[n] - skipped)) : p.time;
-            store_exchanged(step_of(y, step, p.groups * ROWS * WIDTH_OF_ALL) + interleaved_place(group * ROWS, at.row, unit), word);
+            store_exchanged(step_of(y, step, p.groups * ROWS * EXCHANGED_WIDTH) + interleaved_place(group * ROWS, at.row, unit), word);
         }
 }
 #endif
@@ -192,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #endif
     const u32 step_values = p.step * HIDDEN;
 #if INTERLEAVED
-    const u32 y_step_values = p.groups * ROWS * WIDTH_OF_ALL;
+    const u32 y_step_values = p.groups * ROWS * EXCHANGED_WIDTH;
     const int y_after = !reverse;  // the states after step t are those of step t + y_after in `y`
 #else
     const u32 y_step_values = (u32)p.step * p.y_width, y_row_values = (u32)p.row * p.y_width;
@@ -375,7 +375,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS) recurrent
 #endif
             bool active[CELLS];
 #if INTERLEAVED
-            // Rows beyond the batch are loaded, too, unless rows have lengths.
+            // Rows beyond the batch are stored, too, because other blocks may load them and would wait for them. With lengths
+            // no block loads them.
             auto stores = [&](int cell) { return RAGGED ? inside[cell] && active[cell] : place_of(cell).exists && has_place(first_unit + place_of(cell).unit); };
 #else
             auto stores = [&](int cell) { return inside[cell]; };

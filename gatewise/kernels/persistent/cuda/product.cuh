@@ -197,15 +197,17 @@ __device__ __forceinline__ void add_product(float (&sum)[4], const Fragment& fra
 }
 
 #if INTERLEAVED
-// The index of a value in the exchange of a step. Its rows have WIDTH_OF_ALL values, which are whole spans, and are those of all
-// groups, also of rows beyond the batch; `row` is that of the group that begins with `first_row`.
-constexpr u32 WIDTH_OF_ALL = (WIDTH * SPLIT + SPAN - 1) / SPAN * SPAN;
+// The values of a row in the exchange buffer, which are whole spans.
+constexpr u32 EXCHANGED_WIDTH = (WIDTH * SPLIT + SPAN - 1) / SPAN * SPAN;
+// The index of a value among those of a step in the exchange buffer, which has the rows of all groups, also those beyond the
+// batch. `row` is counted from the group's first row, `first_row`.
 __device__ __forceinline__ u32 interleaved_place(u32 first_row, u32 row, u32 value) {
-    return (first_row + (row & ~7u)) * WIDTH_OF_ALL + (row & 7) * SPAN + value / SPAN * (8 * SPAN) + value % SPAN;
+    return (first_row + (row & ~7u)) * EXCHANGED_WIDTH + (row & 7) * SPAN + value / SPAN * (8 * SPAN) + value % SPAN;
 }
 
-// Where a lane's first values lie in the exchange of a step, in a depth that begins at `first_value`. In the last eight rows of a
-// group, rows beyond the batch are its last one, so that their loads take nothing.
+// Where the first values that a lane loads lie among those of a step, in a depth that begins at `first_value`. With
+// SKIPPED_BEYOND, lanes of rows beyond the batch load the last row of the batch instead, if it is in the last eight rows of the
+// group: loads of the same addresses are one.
 struct LanePlaces {
     u32 first, last;  // in the first and in the last eight rows of the group
 
@@ -218,13 +220,13 @@ struct LanePlaces {
     // The address of the first value of a row.
     __device__ __forceinline__ const Value* of(const Value* step, u32 row) const {
         const u32 eight = row & ~7u;
-        return ROWS_BEYOND && eight == ROWS - 8 ? common_address(step + last) : common_address(step + first) + eight * WIDTH_OF_ALL;
+        return SKIPPED_BEYOND && eight == ROWS - 8 ? common_address(step + last) : common_address(step + first) + eight * EXCHANGED_WIDTH;
     }
 };
 #endif
 
 __device__ __forceinline__ uint4 load_span(Row row, int span) {
-    const bool wanted = !(RAGGED || ROWS_BEYOND == 2) || row.counted;  // nothing is loaded for rows that have ended
+    const bool wanted = !(RAGGED || SKIPPED_BEYOND == 2) || row.counted;  // not for rows that have ended, nor for eight rows beyond the batch
     const bool exists = span < SPANS && (WARPS * SPANS * SPAN <= WIDTH || depth_of(span) < WIDTH);
     return wanted && exists ? load_exchanged(row.data + span * NEXT_SPAN) : make_uint4(0, 0, 0, 0);
 }

@@ -3,15 +3,17 @@
 #ifndef DISTRIBUTED
 #define DISTRIBUTED 0
 #endif
-// Whether the exchange has the first spans of eight batch rows side by side, then the second ones, and so on, so that a load of
-// a warp is four whole lines of the cache and not half of eight. Its batch rows are in the order in which they form groups.
+// Whether rows are interleaved in the buffer through which blocks exchange values: the first 64 bytes of eight rows lie side by
+// side, then their second 64 bytes, and so on. A load of a warp, which takes 64 bytes of eight rows, is then four whole lines of
+// the cache, and not half of each of eight lines. Row i there is the i-th row in the order of the groups, not batch row i.
 #ifndef INTERLEAVED
 #define INTERLEAVED 0
 #endif
-// With INTERLEAVED, which rows beyond the batch are not loaded: 0 for none, 1 for those in the last eight rows of the last group,
-// in backward passes 2 also for eight rows of which all are beyond. Rows with lengths need none of it.
-#ifndef ROWS_BEYOND
-#define ROWS_BEYOND 0
+// With INTERLEAVED, the loads of rows beyond the batch that are saved. 0: none. 1: those in the last eight rows of a group. 2, in
+// backward passes only: also those of eight rows that are all beyond the batch. It is 0 with RAGGED, where rows that have ended
+// are not loaded anyway.
+#ifndef SKIPPED_BEYOND
+#define SKIPPED_BEYOND 0
 #endif
 #if WARPGROUPS
 #include "warpgroup_product.cuh"

@@ -198,7 +198,7 @@ def activate(problem: Problem, weights: LayerWeights, gates: Tensor, dgates: Ten
         weights: The weights, of which the biases are read.
         gates: The gate sums [D, any, 4H], H padded.
         dgates: Memory for their gradients, of the same size, which is filled as by `fill_unwritten`; None if it is that
-            of `gates`, see `memory.overwrites_gates`.
+            of `gates`, see `memory.exchanges_in_gates`.
         tokens: The number of tokens of each direction that are activated, from the first on.
     """
     if gates.is_meta:

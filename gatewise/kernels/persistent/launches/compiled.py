@@ -48,10 +48,12 @@ class Launch:
     source: tuple[object, ...] = ()
 
     def exchange_shape(self, directions: int, time: int) -> tuple[int, int, int, int]:
-        """Return the shape of the values that blocks exchange, if rows are interleaved.
+        """Return a shape with as many values as the exchange buffer has, if rows are interleaved.
 
-        In the forward pass these are hidden states [D, T + 1, rows, H], in the backward pass gradients of gate sums
-        [D, T, rows, 4H], H padded. The rows are those of all groups, also of rows beyond the batch.
+        In the forward pass these are the hidden states before the first step and after each [D, T + 1, rows, H], H
+        padded to 64 bytes; in the backward pass the gradients of gate sums [D, T, rows, 4H], H padded to a multiple of
+        8. The rows are those of all groups, also rows beyond the batch. The order of the values of a step is that of
+        `interleaved_place` in product.cuh.
         """
         cut = self.tiling
         rows = cut.groups * cut.rows
@@ -83,8 +85,8 @@ def _launch_of(
 ) -> Launch:
     sizes, precision = (problem.hidden_size, batch, directions), (problem.dtype, exact_products(problem))
     device = device_of_pass(problem, device, backward=name == "backward")
-    apart = memory.exchanges_apart(problem, backward=name == "backward")
-    options = pair, problem.resets, problem.time == 1, apart
+    interleaves = memory.interleaves_rows(problem, backward=name == "backward")
+    options = pair, problem.resets, problem.time == 1, interleaves
     return launch_of(name, problem.cell, *sizes, *precision, ragged, device, *options)
 
 
@@ -102,11 +104,11 @@ def launch_of(
     pair: bool = False,
     resets: bool = False,
     one_step: bool = False,
-    apart: bool = False,
+    interleaves: bool = False,
 ) -> Launch:
     """Return the pass "forward" or "backward" of a layer, or of a pair of layers.
 
-    With `apart`, blocks may exchange values through memory that has no other use.
+    With `interleaves`, blocks may exchange values in interleaved rows.
 
     Raises:
         ValueError: The weights do not fit on the chip, which a criterion refuses beforehand.
@@ -132,7 +134,7 @@ def launch_of(
         cooperative=not chosen.distributed,
     )
 
-    interleaved = apart and chosen.loads_spans
+    interleaved = interleaves and chosen.loads_spans
     file = name if fused else f"row_{name}"
     if not fused:
         exchange = ranking.weights(device, "persistent statistics")
@@ -140,7 +142,7 @@ def launch_of(
     elif not (pair or chosen.distributed or chosen.warpgroups):
         macros["PAUSE"] = _pause(chosen, interleaved, device)
     if interleaved:
-        macros |= {"INTERLEAVED": 1, "ROWS_BEYOND": 0 if ragged else _rows_left_out(chosen, batch)}
+        macros |= {"INTERLEAVED": 1, "SKIPPED_BEYOND": 0 if ragged else _rows_left_out(chosen, batch)}
 
     # The instructions of warpgroups are those of the architecture with the suffix.
     architecture = device.architecture + ("a" if chosen.warpgroups else "")

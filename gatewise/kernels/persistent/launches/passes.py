@@ -239,7 +239,7 @@ def backward_pass(
         cells: The kept cell states [tokens, H].
         dy: The gradients of the outputs [tokens, D*H], H not padded, or none.
         dgates: Memory for the gradients of the gate sums [tokens, 4H], filled by `fill_unwritten` unless the tiling is
-            `distributed`; or the memory of `gates`, see `memory.overwrites_gates` and `memory.exchanges_apart`.
+            `distributed`; or the memory of `gates`, see `memory.exchanges_in_gates` and `memory.interleaves_rows`.
         exchange: Memory of `Launch.exchange_shape` in which blocks exchange these gradients, filled by
             `fill_unwritten`; none unless the launch is `interleaved`.
         c0: The cell state before the first step [D, B, H], not padded, as all states here.

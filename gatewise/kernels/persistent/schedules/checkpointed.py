@@ -140,7 +140,7 @@ class Checkpointed:
         with scratch.frame(), matrix_products.in_precision_of(problem, layer.x):
             longest = max(cut.rebuilt)
             gates = kept[0].flatten(1, 2) if kept else scratch.new_empty(directions, longest * batch, 4 * hidden)
-            over = memory.overwrites_gates(problem)
+            over = memory.exchanges_in_gates(problem)
             dgates = gates if over else scratch.new_empty(directions, cut.longest * batch, 4 * hidden)
             bias_sums = buffers.new_bias_sums(together, directions, hidden, scratch, count)
             biases = buffers.bias_gradients_of(problem, into, directions) if together > 1 else []

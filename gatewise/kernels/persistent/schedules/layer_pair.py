@@ -95,7 +95,7 @@ class LayerPair:
         launch = launches.pair_launch("backward", problem, batch, layers.lengths is not None, scratch.device)
         together = launch.tiling.together
         with scratch.frame(), matrix_products.in_precision_of(problem, layers.x):
-            apart, marked = launch.interleaved, memory.overwrites_gates(problem)
+            apart, marked = launch.interleaved, memory.exchanges_in_gates(problem)
             exchange, dy_between, done = _new_gradients(launch, tokens, 0 if marked else 2, hidden, scratch, layers.x)
             dgates = gates if apart or marked else exchange.split(1)
             in_place = biases and together == 1

@@ -181,7 +181,7 @@ def gate_gradients(
     if launch.interleaved:
         dgates = gates
         exchange, done = _new_exchange(launch, directions, tokens.time, counters, scratch, layer.x)
-    elif memory.overwrites_gates(problem):
+    elif memory.exchanges_in_gates(problem):
         dgates, done = gates, buffers.new_counters(directions, counters, scratch)
     elif launch.tiling.distributed:
         dgates = tokens.new(scratch, directions, width=4 * hidden)

@@ -19,8 +19,8 @@ from gatewise.kernels.persistent.sizes.padding import hidden_of
 from gatewise.kernels.persistent.sizes.segments import Cut, evenly, in_order, mirrored
 from gatewise.kernels.persistent.sizes.step import drops_hidden, has_fused_passes
 
-# Rows of a batch, and bytes of a hidden state: gradients take four times as much memory, and those of up to 256 units
-# are exchanged in clusters.
+# The fewest rows of a batch, and the fewest bytes of a hidden state. Gradients take four times as much memory, and most
+# backward passes of up to 256 units in 16 bits run in clusters.
 _LEAST_INTERLEAVED = {"forward": (2, 512), "backward": (5, 528)}
 _COUNTS = (1, 2, 3, 5, 7, 9, 11, 13, 15)  # of segments
 _PARTS_WITH_GATES_KEPT = ((1, 1), (1, 2), (2, 1), (1, 3), (2, 2), (3, 1), (2, 3), (3, 2), (3, 3))  # made again, kept
@@ -38,26 +38,26 @@ def is_laid_out(problem: Problem) -> bool:
     return not problem.traced and not problem.proj_size
 
 
-def overwrites_gates(problem: Problem) -> bool:
+def exchanges_in_gates(problem: Problem) -> bool:
     """Whether blocks exchange the gradients of the gate sums in the memory of the gates, which they overwrite.
 
-    The gradients are their own signal that they have arrived, so that must tell them from gates: by the last place of
-    numbers that are rounded to TF32, which is free. A compiled call may not change what it keeps. Other gradients
-    overwrite gates, too, where blocks exchange them elsewhere, as `exchanges_apart` says.
+    A word itself tells whether it is a gradient that has arrived or still a gate: by the last bit of numbers that are
+    rounded to TF32, which is otherwise unused. A compiled call may not change what it keeps. In 16 bits, gradients
+    overwrite gates where `interleaves_rows`, but blocks exchange them elsewhere.
     """
     if not has_fused_passes(problem.cell):
         return False
     return rounds_to_tf32(problem) and (problem.rebuilds_gates or not problem.traced)
 
 
-def exchanges_apart(problem: Problem, *, backward: bool) -> bool:
-    """Whether blocks of a pass may exchange values through memory that has no other use.
+def interleaves_rows(problem: Problem, *, backward: bool) -> bool:
+    """Whether blocks of a pass may exchange values in interleaved rows, so that loads are whole lines of the cache.
 
-    The rows are then interleaved, so that loads are whole lines of the cache, and gradients are written over the gates
-    in addition. Nothing is exchanged in a single step. Narrow layers gain nothing, and small batches would take too
-    much memory: there are whole groups of eight rows. Lean calls save the memory. In forward passes, recurrent dropout
-    keeps the hidden states that enter the products as they are. In backward passes, gradients in float32 are exchanged
-    in the memory of the gates, and a compiled call may not change what it keeps.
+    The exchange buffer has no other use: outputs, or gradients of gate sums, are stored a second time, the latter over
+    the gates. Lean calls save this memory, and in backward passes small batches would take too much of it. Narrow
+    layers gain nothing, and in a single step nothing is exchanged. With recurrent dropout, the exchanged hidden states
+    are themselves kept for the backward pass, whose products read plain rows. Gradients in TF32 are exchanged in the
+    memory of the gates, and those of exact float32 in plain rows. A compiled call may not change the gates.
     """
     if not has_fused_passes(problem.cell) or problem.lean or problem.time == 1:
         return False
@@ -202,7 +202,7 @@ def _matrix(problem: Problem, features: int) -> int:
 
 
 def _dgates(problem: Problem, tokens: int) -> int:
-    return 0 if overwrites_gates(problem) else 4 * tokens * _width(problem)
+    return 0 if exchanges_in_gates(problem) else 4 * tokens * _width(problem)
 
 
 def _lean(problem: Problem, cut: Cut, holds: bool) -> int:
