@@ -5,8 +5,9 @@
 
 For each case, the kernels of the loops are timed in replays of a CUDA graph of a training step of one layer. The pause
 of a line is that of both passes; without `--pause` it is "chosen", which stands for the pauses of the rankings. With
-`--plain` there are further lines of rows that are not interleaved, with the pauses that were chosen for these. In the
-record, "before" stands for the kernels of commit fa666290, whose rows of exchanged states were not padded.
+`--plain` there are further lines of rows that are not interleaved, with the pauses that were chosen for these. In
+benchmarks/results, "before" stands for the kernels of commit fa666290, whose rows of exchanged states were not padded,
+and a line of interleaved.jsonl may have a pause for each pass, which changes the time of that pass alone.
 """
 
 from __future__ import annotations

@@ -277,6 +277,30 @@ def new_exchange(launch: Launch, directions: int, tokens: Tokens, scratch: Scrat
     return tokens.new(scratch, width=directions * exchanged_width(tokens.time, launch.tiling))
 
 
+def exchanged_gradients(
+    launch: Launch, parts: int, tokens: Tokens, scratch: Scratch, like: Tensor, *others: int
+) -> tuple[Tensor, Scratch]:
+    """Return memory in which blocks exchange the gradients of gate sums, and further memory, filled in one launch.
+
+    Args:
+        launch: The backward pass.
+        parts: The number of directions, or of layers.
+        tokens: The tokens.
+        scratch: The memory of the call.
+        like: A tensor with the dtype and the device.
+        others: The sizes in bytes of the further tensors.
+
+    Returns:
+        The gradients [parts, T, B, 4H] in the order of the tokens, or, if rows are interleaved, of
+        `Launch.exchange_shape`; and the memory for the others.
+    """
+    shape = parts, tokens.time, tokens.batch, 4 * launch.tiling.hidden
+    if launch.interleaved:
+        shape = launch.exchange_shape(parts, tokens.time)
+    room = unwritten(like, scratch, math.prod(shape) * like.element_size(), *others)
+    return room.new_empty(shape) if launch.interleaved else tokens.new(room, parts, width=shape[-1]), room
+
+
 def initial_states(launch: Launch, h0: Tensor, scratch: Scratch) -> Tensor:
     """Return initial hidden states h0 [D, B, H] as a pass reads them.
 

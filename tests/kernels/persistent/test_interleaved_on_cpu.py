@@ -192,3 +192,5 @@ def test_the_exchange_has_whole_groups_of_rows():
         assert rows == launch.tiling.groups * launch.tiling.rows >= problem.batch
         assert width % 32 == 0
         assert width >= problem.hidden_size * (1 if name == "forward" else 4)
+    several = problem.replace(batch=33, input_size=1024, hidden_size=1024)  # the example of docs/memory.md
+    assert compiled.backward_launch(several, 33, 1, False, device).exchange_shape(1, 35)[2] == 48

@@ -31,8 +31,8 @@ def compiled(name, architecture, cut, *, float16=False, ragged=False, resets=Fal
     dtype = torch.float32 if cut.value_bytes == 4 else torch.float16 if float16 else torch.bfloat16
     pause = {} if cut.distributed or cut.warpgroups or cut.stacked else {"PAUSE": 900}
     # As in calls with gradients of batches that are no multiple of 8.
-    interleaved = cut.loads_spans and not (name == "backward" and cut.value_bytes == 4) and not cut.one_row
-    rows = {"INTERLEAVED": 1, "SKIPPED_BEYOND": int(not ragged)} if interleaved and cut.hidden > 256 else {}
+    plain = cut.distributed or cut.warpgroups or cut.one_row or (name == "backward" and cut.value_bytes == 4)
+    rows = {} if plain or cut.hidden <= 256 else {"INTERLEAVED": 1, "SKIPPED_BEYOND": int(not ragged)}
     macros = {"SIZE": cut.hidden - 1, **pause, **rows, **cut.macros(dtype, ragged, resets=resets)}
     return toolchain.compile_afresh(SOURCES / f"{name}.cu", architecture, macros, device_code(cell))
 

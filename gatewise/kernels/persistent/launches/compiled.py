@@ -134,7 +134,7 @@ def launch_of(
         cooperative=not chosen.distributed,
     )
 
-    interleaved = interleaves and chosen.loads_spans
+    interleaved = interleaves and not (chosen.distributed or chosen.warpgroups)
     file = name if fused else f"row_{name}"
     if not fused:
         exchange = ranking.weights(device, "persistent statistics")

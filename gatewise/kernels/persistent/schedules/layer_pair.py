@@ -17,7 +17,7 @@ from gatewise.contract.problem import Problem
 from gatewise.contract.saved import OutputGradients, Result
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import buffers, launches
-from gatewise.kernels.persistent.launches import BetweenLayers, Launch, LayerWeights, Pair, Tokens
+from gatewise.kernels.persistent.launches import BetweenLayers, LayerWeights, Pair, Tokens
 from gatewise.kernels.persistent.schedules import layer_gradients, matrix_products
 from gatewise.kernels.persistent.sizes import memory
 from gatewise.kernels.persistent.sizes.padding import hidden_of
@@ -96,7 +96,10 @@ class LayerPair:
         together = launch.tiling.together
         with scratch.frame(), matrix_products.in_precision_of(problem, layers.x):
             apart, marked = launch.interleaved, memory.exchanges_in_gates(problem)
-            exchange, dy_between, done = _new_gradients(launch, tokens, 0 if marked else 2, hidden, scratch, layers.x)
+            counters, between = (2, launch.tiling.blocks), tokens.time * batch * hidden * problem.element_bytes
+            sizes = between, math.prod(counters) * torch.int32.itemsize
+            exchange, room = buffers.exchanged_gradients(launch, 0 if marked else 2, tokens, scratch, layers.x, *sizes)
+            dy_between, done = tokens.new(room, width=hidden), room.new_empty(counters, dtype=torch.int32)
             dgates = gates if apart or marked else exchange.split(1)
             in_place = biases and together == 1
             bias = None if in_place else buffers.new_bias_sums(together, 2, hidden, scratch, 1)[0]
@@ -143,22 +146,6 @@ class LayerPair:
                     scratch,
                     results[0].kept[2:],
                 )
-
-
-def _new_gradients(
-    launch: Launch, tokens: Tokens, layers: int, hidden: int, scratch: Scratch, like: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return memory for what blocks exchange, filled by `fill_unwritten` in one launch.
-
-    These are the gradients of the gate sums of so many layers, those of the first layer's outputs, and counters.
-    """
-    rows = layers, tokens.time, tokens.batch
-    shape = launch.exchange_shape(layers, tokens.time) if launch.interleaved else (*rows, 4 * hidden)
-    bytes_of_both = [values * like.element_size() for values in (math.prod(shape), math.prod(rows[1:]) * hidden)]
-    counters = 2, launch.tiling.blocks
-    room = buffers.unwritten(like, scratch, *bytes_of_both, math.prod(counters) * torch.int32.itemsize)
-    sums = room.new_empty(shape) if launch.interleaved else tokens.new(room, layers, width=4 * hidden)
-    return sums, tokens.new(room, width=hidden), room.new_empty(counters, dtype=torch.int32)
 
 
 def _survivors(problem: Problem, y: Tensor, mask: Tensor | None, tokens: Tokens, scratch: Scratch) -> Tensor:

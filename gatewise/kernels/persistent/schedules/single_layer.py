@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from gatewise.contract.saved import OutputGradients, Result
 from gatewise.kernels.cuda.scratch import Scratch
 from gatewise.kernels.persistent import buffers, launches
 from gatewise.kernels.persistent.buffers import Entered
-from gatewise.kernels.persistent.launches import Launch, LayerWeights, Tokens
+from gatewise.kernels.persistent.launches import LayerWeights, Tokens
 from gatewise.kernels.persistent.schedules import layer_gradients, matrix_products
 from gatewise.kernels.persistent.sizes import memory
 from gatewise.kernels.persistent.sizes.padding import hidden_of
@@ -177,17 +176,16 @@ def gate_gradients(
     together = launch.tiling.together
     biases = [] if into is None else buffers.bias_gradients_of(problem, into, directions)
     counters = launch.tiling.blocks if biases and together > 1 else 0
-    exchange = None
-    if launch.interleaved:
-        dgates = gates
-        exchange, done = _new_exchange(launch, directions, tokens.time, counters, scratch, layer.x)
-    elif memory.exchanges_in_gates(problem):
-        dgates, done = gates, buffers.new_counters(directions, counters, scratch)
-    elif launch.tiling.distributed:
-        dgates = tokens.new(scratch, directions, width=4 * hidden)
-        done = buffers.new_counters(directions, counters, scratch)
+    dgates, exchange, done = gates, None, None
+    if launch.interleaved or not (memory.exchanges_in_gates(problem) or launch.tiling.distributed):
+        of_counters = (directions * counters * torch.int32.itemsize,) if counters else ()
+        exchange, room = buffers.exchanged_gradients(launch, directions, tokens, scratch, layer.x, *of_counters)
+        done = room.new_empty(directions, counters, dtype=torch.int32) if counters else None
+        dgates = gates if launch.interleaved else exchange
     else:
-        dgates, done = _new_gate_gradients(tokens, directions, 4 * hidden, counters, scratch, layer.x)
+        if launch.tiling.distributed:
+            dgates = tokens.new(scratch, directions, width=4 * hidden)
+        done = buffers.new_counters(directions, counters, scratch)
     dh0, dc0 = (
         found if found is not None else scratch.new_empty(directions, tokens.batch, problem.hidden_size)
         for found in ((None, None) if into is None else into[1:3])
@@ -202,7 +200,7 @@ def gate_gradients(
         cells=launches.planes(cells),
         dy=launches.columns(above.y, directions),
         dgates=launches.planes(dgates),
-        exchange=launches.planes(exchange),
+        exchange=launches.planes(exchange if launch.interleaved else None),
         c0=layer.c0,
         dh_n=above.h_n,
         dc_n=above.c_n,
@@ -223,32 +221,6 @@ def gate_gradients(
     else:
         total = bias[0]
     return GateGradients(dgates, total, dh0, dc0, tokens)
-
-
-def _new_gate_gradients(
-    tokens: Tokens, directions: int, width: int, counters: int, scratch: Scratch, like: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Return a tensor [D, T, B, width], and counters [D, counters] if there are any, filled in one launch."""
-    shape = directions, tokens.time, tokens.batch, width
-    return _filled(lambda room: tokens.new(room, directions, width=width), shape, counters, scratch, like)
-
-
-def _new_exchange(
-    launch: Launch, directions: int, time: int, counters: int, scratch: Scratch, like: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Return the exchange of a backward pass, and counters [D, counters] if there are any, filled in one launch."""
-    shape = launch.exchange_shape(directions, time)
-    return _filled(lambda room: room.new_empty(shape), shape, counters, scratch, like)
-
-
-def _filled(
-    new: Callable[[Scratch], Tensor], shape: tuple[int, ...], counters: int, scratch: Scratch, like: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    if not counters:
-        return launches.fill_unwritten(new(scratch)), None
-    values, of_counters = math.prod(shape), shape[0] * counters * torch.int32.itemsize
-    room = buffers.unwritten(like, scratch, values * like.element_size(), of_counters)
-    return new(room), room.new_empty(shape[0], counters, dtype=torch.int32)
 
 
 single_layer = SingleLayer()

@@ -248,11 +248,6 @@ class Tiling:
         return _ceil_div(row, _SPAN_BYTES) * _SPAN_BYTES // self.value_bytes
 
     @property
-    def loads_spans(self) -> bool:
-        """Whether the lanes of a warp load spans of eight batch rows, which may be interleaved."""
-        return not (self.distributed or self.warpgroups or self.cell_size is not None)
-
-    @property
     def grid(self) -> tuple[int, int, int]:
         """Blocks in x (units), y (groups at work) and z (directions)."""
         return self.blocks, self.together, self.directions
